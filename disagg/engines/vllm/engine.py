@@ -43,11 +43,11 @@ class VLLMEngine(SendingEngine):
         load.prepare_environment(options)
         reference = Reference.open(source, context)
         self.tokenizer = reference.tokenizer
-        # Before the minutes that loading takes: this may refuse the model.
+        # Before the minutes that loading takes: these may refuse the model.
         sharding = Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._vllm = load.make(reference, context, options)
-        reference.require_for_vllm(self._vllm.vllm_config.device_config.device_type, options.tensor_parallel)
+        to_read, patched = load.read(reference, options)
+        self._vllm = load.make(reference, context, options, to_read)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._times = StepTimes()
@@ -60,14 +60,14 @@ class VLLMEngine(SendingEngine):
         if any(layer.states for layer in reference.layout(options.dtype).layers):
             self._show_states()
         actual = measure(self._vllm, reference.profile)
-        findings = reference.verdict(actual)
+        findings = reference.verdict(actual, patched)
         import torch
 
         self.info = reference.info(
             actual,
             findings,
             options.dtype,
-            backend=f"vllm/{self._vllm.vllm_config.device_config.device_type}",
+            backend=f"vllm/{to_read.device}",
             versions={"vllm": version, "torch": str(torch.__version__)},
             memory_bytes=weight_bytes(self._vllm),
             kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),

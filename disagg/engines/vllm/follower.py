@@ -37,7 +37,8 @@ class VLLMFollower(SendingEngine):
         self.tokenizer = reference.tokenizer
         Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._executor, config = load.make_workers(reference, context, options)
+        to_read, _ = load.read(reference, options)
+        self._executor = load.make_workers(reference, context, options, to_read)
         self._executor.register_failure_callback(lambda: self._end("a worker process of vLLM has ended"))
         self._head = _connected(head(options))
         threading.Thread(target=self._watch_head, name="vllm-head", daemon=True).start()
@@ -47,7 +48,7 @@ class VLLMFollower(SendingEngine):
             reference.profile,
             (),
             options.dtype,
-            backend=f"vllm/{config.device_config.device_type}",
+            backend=f"vllm/{to_read.device}",
             versions={"vllm": version, "torch": str(torch.__version__)},
         )
 

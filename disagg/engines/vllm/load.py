@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from disagg.api.status import PreflightFinding
 from disagg.config import EngineOptions
-from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import Patch, ReadByVLLM
+from disagg.engines.model.architectures.patches import VLLM_PATCHES
 from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import nodes
 from disagg.errors import ModelError, first_line
@@ -107,30 +109,40 @@ def arguments(
     }
 
 
-def make(reference: Reference, context: int, options: EngineOptions) -> Any:
-    """vLLM's LLMEngine of this checkpoint, with the connector. ModelError if vLLM cannot make it."""
+def read(
+    reference: Reference, options: EngineOptions, patches: Sequence[Patch] = VLLM_PATCHES
+) -> tuple[ReadByVLLM, list[PreflightFinding]]:
+    """The checkpoint as vLLM is to read it, and what is set right by that. patches: those to try. ModelError if it
+    cannot be prefilled with the installed build."""
     from vllm.platforms import current_platform
+
+    require_device(options.device, current_platform.device_type)
+    made = ReadByVLLM(reference.text_config, current_platform.device_type)
+    reference.require_for_vllm(made.device, options.tensor_parallel)
+    return made, [finding for patch in patches for finding in patch.apply(made)]
+
+
+def make(reference: Reference, context: int, options: EngineOptions, to_read: ReadByVLLM) -> Any:
+    """vLLM's LLMEngine of this checkpoint, with the connector. ModelError if vLLM cannot make it."""
     from vllm.v1.engine.llm_engine import LLMEngine
 
     with _failures_of(reference.path):
-        config = _engine_args(reference, context, options).create_engine_config()
-        adapt_to_cpu(config, current_platform.device_type)
+        config = _engine_args(reference, context, options, to_read).create_engine_config()
+        adapt_to_cpu(config, to_read.device)
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-        if options.pipeline_parallel > 1 and current_platform.device_type == "cpu":
+        if options.pipeline_parallel > 1 and to_read.device == "cpu":
             engine.collective_rpc(_prepare_stage)
         return engine
 
 
-def make_workers(reference: Reference, context: int, options: EngineOptions) -> tuple[Any, Any]:
-    """The executor of a node that is not the head, whose workers the head's engine uses; and its VllmConfig. ModelError
-    as of `make`."""
-    from vllm.platforms import current_platform
+def make_workers(reference: Reference, context: int, options: EngineOptions, to_read: ReadByVLLM) -> Any:
+    """The executor of a node that is not the head, whose workers the head's engine uses. ModelError as of `make`."""
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     with _failures_of(reference.path):
-        config = _engine_args(reference, context, options).create_engine_config(headless=True)
-        adapt_to_cpu(config, current_platform.device_type)
-        return MultiprocExecutor(config), config
+        config = _engine_args(reference, context, options, to_read).create_engine_config(headless=True)
+        adapt_to_cpu(config, to_read.device)
+        return MultiprocExecutor(config)
 
 
 def _prepare_stage(worker: Any) -> None:
@@ -161,17 +173,18 @@ def adapt_to_cpu(config: Any, device: str) -> None:
         config.scheduler_config.long_prefill_token_threshold = 0
 
 
-def _engine_args(reference: Reference, context: int, options: EngineOptions) -> Any:
+def _engine_args(reference: Reference, context: int, options: EngineOptions, to_read: ReadByVLLM) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
 
-    require_device(options.device, current_platform.device_type)
     transfer = KVTransferConfig(
         kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
     )
-    text = reference.text_config
-    made = arguments(reference.path, context, options, architecture_of(text).vllm_overrides(text))
+    made = arguments(reference.path, context, options, to_read.overrides)
+    if to_read.device == "cpu" and getattr(to_read.text_config, "kv_lora_rank", None):
+        # The CPU build (0.32) turns it off itself, after it has set what layers with a state need with it, and then
+        # fails for kimi_linear.
+        made["enable_prefix_caching"] = False
     return EngineArgs(**made, kv_transfer_config=transfer)
 
 

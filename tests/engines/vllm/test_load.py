@@ -11,7 +11,8 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from disagg.config import EngineOptions
-from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import ReadByVLLM
+from disagg.engines.model.architectures.patches import VLLM_PATCHES
 from disagg.engines.vllm import load
 from disagg.errors import ModelError
 
@@ -128,8 +129,7 @@ def test_what_pydantic_found_wrong_is_named_and_not_how_many_errors_it_found() -
 
 
 def test_vllm_reads_another_window_of_cohere2_to_which_it_adds_one() -> None:
-    config = CONFIG_MAPPING["cohere2"].from_dict({"sliding_window": 64, "layer_types": None})
-    assert architecture_of(config).vllm_overrides(config) == {"sliding_window": 63}
-    assert load.arguments(Path("m"), 64, EngineOptions("vllm"), {"sliding_window": 63})["hf_overrides"] == {
-        "sliding_window": 63
-    }
+    read = ReadByVLLM(CONFIG_MAPPING["cohere2"].from_dict({"sliding_window": 64, "layer_types": None}), "cuda")
+    found = [finding.status for patch in VLLM_PATCHES for finding in patch.apply(read)]
+    assert (read.overrides, found) == ({"sliding_window": 63}, ["patched"])
+    assert load.arguments(Path("m"), 64, VLLM, read.overrides)["hf_overrides"] == {"sliding_window": 63}

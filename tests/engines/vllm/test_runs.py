@@ -18,6 +18,7 @@ from disagg.api.layout import LayerLayout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
+from disagg.engines.model.architectures.base import ReadByVLLM
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.reference import Reference
 from disagg.engines.model.text import HFTokenizer
@@ -187,7 +188,8 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
     monkeypatch.setattr(Reference, "open", lambda source, context: reference)
     monkeypatch.setattr(load, "prepare_environment", lambda options: None)
     monkeypatch.setattr(load, "require_version", lambda: "0.32.0")
-    monkeypatch.setattr(load, "make", lambda path, context, options: vllm)
+    monkeypatch.setattr(load, "read", lambda reference, options: (ReadByVLLM(config, "cpu"), []))
+    monkeypatch.setattr(load, "make", lambda path, context, options, to_read: vllm)
     monkeypatch.setattr(profile, "measure", lambda engine, reference: replace(reference, source="vllm"))
     monkeypatch.setattr(profile, "weight_bytes", lambda engine: 0)
     options = EngineOptions("vllm", device="cpu", tensor_parallel=4, kv_cache_memory_bytes=100)

@@ -86,10 +86,6 @@ def _no_index(config: Config, layer: int) -> None:
     return None
 
 
-def _nothing_else(config: Config) -> Mapping[str, Any]:
-    return {}
-
-
 def _shares_kv(config: Config) -> str:
     """Whether late layers read what earlier ones keep: of a sliding layer they would need rows that are not sent."""
     return "its late layers read the KV of early ones" if any(_reusing(config)) else ""
@@ -107,11 +103,12 @@ def _stated_epsilon(config: Config) -> float | None:
 class Convolved:
     """What the convolution of a layer with a state reads, in its order: (heads, width of a head) of each part. A token
     adds to the recurrent matrix of each head the outer product of two of these parts, `value` and `key`; neither if
-    there is no such matrix. Several heads of values may share one of keys."""
+    there is no such matrix. Several heads of values may share one of keys. key: None in Mamba 1, where both are
+    computed from `value`, which is then every channel."""
 
     parts: tuple[tuple[int, int], ...]
     value: int = 0
-    key: int = 0
+    key: int | None = 0
 
     def of_rank(self, ranks: int) -> Convolved:
         """What one of several ranks reads that share the heads. A part with fewer heads than ranks is on each whole."""
@@ -138,8 +135,7 @@ class Architecture:
     index: the keys of a layer's indexer. rope: the rotary embedding of one layer, and of its indexer.
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
-    vllm_overrides: what vLLM is to read in place of keys of config.json, to compute it alike. latent_epsilon: what
-    mlx-lm normalises latent vectors with.
+    latent_epsilon: what mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. cache_argument: what transformers'
     model calls its cache.
     """
@@ -152,7 +148,6 @@ class Architecture:
     wire_values: ToRows = _as_they_are
     wire_index: ToIndex = _as_they_are
     split: Refusal = _shares_kv
-    vllm_overrides: Callable[[Config], Mapping[str, Any]] = _nothing_else
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
     cache_argument: str = "past_key_values"
@@ -210,17 +205,29 @@ class LoadedByTransformers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadByVLLM:
+    """A model that vLLM is about to load, in each of its processes. text_config: transformers' configuration of the
+    text model. device: "cpu" or "cuda". overrides: what vLLM reads in place of keys of config.json; patches add to
+    them."""
+
+    text_config: Config
+    device: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """Sets right what a framework computes otherwise than the checkpoint's configuration states, and nothing else: the
-    preflight refuses a model with any other difference, and the model is measured again.
+    preflight refuses a model with any other difference, and the model is measured again. Those of vLLM are applied
+    before it loads the model.
 
     what: the difference, for people. framework, series: where it is. needed_by: the configurations of the tests that
-    are answered otherwise, or refused, without it. apply: gets what the framework has loaded; one finding for each
-    correction, none if the model does not need it.
+    are answered otherwise, or refused, without it. apply: gets what the framework has loaded, or a ReadByVLLM; one
+    finding for each correction, none if the model does not need it.
     """
 
     what: str
-    framework: Literal["mlx-lm", "transformers"]
+    framework: Literal["mlx-lm", "transformers", "vllm"]
     series: str
     needed_by: tuple[str, ...]
     apply: Callable[[Any], list[PreflightFinding]]

@@ -3,12 +3,11 @@ the heads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from disagg.api.layout import LayerLayout
-from disagg.engines.model.architectures.base import Architecture, Config, full, plain_rope, sliding
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures.base import Architecture, Config, ReadByVLLM, full, plain_rope, sliding
 from disagg.engines.model.profile import Rope
 
 
@@ -30,17 +29,22 @@ def _twice_the_heads(config: Config) -> LayerLayout:
     return replace(layout, kv_heads=2 * layout.kv_heads, value_dim=int(config.v_head_dim))
 
 
-def _window_less_one(config: Config) -> Mapping[str, Any]:
-    """vLLM adds one to it."""
-    return {} if config.sliding_window is None else {"sliding_window": int(config.sliding_window) - 1}
-
-
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
 
 ARCHITECTURES = {
-    "cohere2": replace(_SLIDING_ROPE, vllm_overrides=_window_less_one),
+    "cohere2": _SLIDING_ROPE,
     "exaone4": _SLIDING_ROPE,
     "exaone_moe": _SLIDING_ROPE,
     "afmoe": _SLIDING_ROPE,
     "mimo_v2_flash": Architecture(kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}),
 }
+
+
+def shorter_windows(read: ReadByVLLM) -> list[PreflightFinding]:
+    """State cohere2's window as one token shorter: vLLM 0.32 adds one to it."""
+    config = read.text_config
+    if config.model_type != "cohere2" or config.sliding_window is None:
+        return []
+    read.overrides["sliding_window"] = int(config.sliding_window) - 1
+    detail = f"vLLM adds one to windows of {config.sliding_window} tokens; set right"
+    return [PreflightFinding("layer kinds", "patched", detail)]

@@ -6,14 +6,17 @@ Recurrent states are float32 whatever the model's dtype. transformers keeps each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from disagg.api.layout import LayerLayout, StateTensor
+from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
     Convolved,
     MLXModel,
+    ReadByVLLM,
     Tensor,
     convolution_rows,
     convolution_window,
@@ -125,3 +128,24 @@ ARCHITECTURES = {
         mlx_model=with_norms_of_the_hub,
     ),
 }
+
+
+def prompts_of_one_token(read: ReadByVLLM) -> list[PreflightFinding]:
+    """Copy the only row of a prompt of one token before the convolution of a gated delta net. That of vLLM's CPU build
+    (0.32) refuses a row that is a part of a wider tensor, as it is in qwen3_5."""
+    if read.device != "cpu" or read.text_config.model_type not in ("qwen3_5_text", "qwen3_5_moe_text"):
+        return []
+    import torch
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    own = gdn_attention._causal_conv1d_fwd_cpu
+    if not hasattr(own, "__wrapped__"):
+
+        @wraps(own)
+        def of_copied_row(*, x: Any, **options: Any) -> Any:
+            if x.shape[1] == 1:
+                x = x.T.clone(memory_format=torch.contiguous_format).T
+            return own(x=x, **options)
+
+        gdn_attention._causal_conv1d_fwd_cpu = of_copied_row
+    return [PreflightFinding("convolutions", "patched", "vLLM fails on prompts of one token; set right")]

@@ -1,5 +1,5 @@
 """Every patch: what a framework computes otherwise than a checkpoint's configuration states, and disagg sets right
-after the model is loaded. `Architecture.mlx_model` sets right how it is loaded.
+after the model is loaded, or, of vLLM, before it is. `Architecture.mlx_model` sets right how it is loaded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any, Final
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures import (
     activations,
+    cohere,
+    delta,
     experts,
     gemma,
     gpt,
@@ -29,6 +31,10 @@ def _torch(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFindi
 
 def _mlx(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFinding]]) -> Patch:
     return Patch(what, "mlx-lm", "0.32", tuple(needed_by.split()), apply)
+
+
+def _vllm(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFinding]]) -> Patch:
+    return Patch(what, "vllm", "0.32", tuple(needed_by.split()), apply)
 
 
 PATCHES: Final[tuple[Patch, ...]] = (
@@ -62,6 +68,9 @@ PATCHES: Final[tuple[Patch, ...]] = (
     _torch("embeddings that are the output head not tied (the same)", "", weights.tied_heads),
     _torch("epsilon of latent vectors ignored", "glm4_moe_lite_epsilon", latent.stated_epsilon),
     _mlx("keys and values of heads kept in place of latent vectors (the same)", "", latent.kept_latents),
+    _vllm("windows longer by one", "cohere2", cohere.shorter_windows),
+    _vllm("failure on prompts of one token, on a CPU", "qwen3_5 qwen3_5_moe", delta.prompts_of_one_token),
 )
 MLX_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "mlx-lm")
 TRANSFORMERS_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "transformers")
+VLLM_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "vllm")
