@@ -21,17 +21,7 @@ class Sharding:
 
     @staticmethod
     def of(layout: Layout, ranks: int, stages: int = 1) -> Sharding:
-        """ModelError if a layer's pages are not read, or the layers cannot be divided alike."""
-        if any(layer.kind == "index" for layer in layout.layers):
-            raise ModelError(
-                "vLLM's pages of an indexer's keys (sparse attention) are not read",
-                "use the engine transformers for this model",
-            )
-        if any(_keeps_channels(layer) for layer in layout.layers):
-            raise ModelError(
-                "vLLM's pages of Mamba 1, whose layers keep a state for each channel, are not read",
-                "use the engine transformers for this model",
-            )
+        """ModelError if the layers cannot be divided alike."""
         counts = {layer.kv_heads for layer in layout.layers if layer.kv_heads}
         heads = max(counts, default=1)
         if ranks > 1 and len(counts) > 1:
@@ -78,9 +68,3 @@ class Sharding:
             return None if rank % copies else Part(heads=(rank // copies, rank // copies + 1), states=rank == 0)
         each = self.heads // self.ranks
         return Part(heads=(rank * each, (rank + 1) * each), states=rank == 0)
-
-
-def _keeps_channels(layer: LayerLayout) -> bool:
-    """Whether it keeps a vector for each channel, beside the last inputs of its convolution: Mamba 1. vLLM's CPU build
-    does not compute it (0.32), so nothing could show what its pages hold."""
-    return any(len(state.shape) == 2 and state.shape[0] != layer.states[0].shape[0] for state in layer.states)

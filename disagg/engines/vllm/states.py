@@ -1,10 +1,11 @@
-"""The states of a layer in vLLM's pages: the last inputs of a convolution, and a recurrent matrix for each head.
+"""The states of a layer in vLLM's pages: the last inputs of a convolution, and a recurrent matrix for each head; in
+Mamba 1 a vector for each channel, which are here a single head.
 
 A page of such a layer has no rows: it holds these tensors as they are after the last token of its block, which vLLM
 also shows as views of all pages. In which order they lie there differs between devices and settings: inputs by token or
 by channel, matrices with values or keys first. It is not assumed: of a prompt of one token the state follows from the
-convolution's only input, for it is the outer product of a value and a key that the convolution makes of it. `detect`
-compares the two. Until a prompt has shown it, nothing of the model is sent.
+convolution's only input, for it is the outer product of a value and a key that the convolution makes of it (in Mamba 1
+projections behind it do, too). `detect` compares the two. Until a prompt has shown it, nothing of the model is sent.
 
 With several ranks each has its heads; the states are put together on all of them, and one sends them.
 """
@@ -90,9 +91,9 @@ class StatePages:
         if self.ranks > 1:
             inputs = whole_inputs(gather(inputs.contiguous()), self.parts)
             matrices = None if matrices is None else gather(matrices.contiguous()).flatten(0, 1)
-        widths = [state.shape[1] for state in self.layer.states if _is_window(state)]
-        windows = inputs.split(widths, dim=-1)
-        return tuple(state[None] for state in (*windows, *(() if matrices is None else (matrices,))))
+        widths = [window.shape[1] for window in windows(self.layer.states)]
+        whole = () if matrices is None else (matrices.reshape(self.layer.states[-1].shape),)
+        return tuple(state[None] for state in (*inputs.split(widths, dim=-1), *whole))
 
     def _read(self, block: int, *, transposed: bool) -> State:
         """Views of the pages of this rank."""
@@ -102,8 +103,9 @@ class StatePages:
             inputs = inputs.transpose(0, 1)
         if len(states) == 1:
             return State(inputs, None)
-        heads, values, keys = states[1].shape
-        return State(inputs, states[1].view(heads, keys, values).transpose(1, 2) if transposed else states[1])
+        matrices = states[1] if states[1].ndim == 3 else states[1][None]
+        heads, values, keys = matrices.shape
+        return State(inputs, matrices.reshape(heads, keys, values).transpose(1, 2) if transposed else matrices)
 
     def _product(self, inputs: torch.Tensor) -> torch.Tensor:
         """[heads, value_dim, key_dim]: of the values and keys that the convolution makes of these inputs of one
@@ -115,9 +117,20 @@ class StatePages:
             convolved = convolved + convolution.bias.float()
         own = self.parts.of_rank(self.ranks)
         split = torch.nn.functional.silu(convolved).split(own.widths)
-        values, keys = (split[part].view(own.parts[part]) for part in (own.value, own.key))
+        if own.key is None:
+            values, keys = self._projected(split[own.value][None])
+        else:
+            values, keys = (split[part].view(own.parts[part]) for part in (own.value, own.key))
         keys = keys.repeat_interleave(len(values) // len(keys), dim=0)
         return torch.einsum("hv,hk->hvk", values, keys)
+
+    def _projected(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The value of each channel, by its time step, and the key, [1, width] each, which all ranks compute
+        together."""
+        steps, keys, _ = self.module._ssm_transform(convolved.to(self.module.x_proj.weight.dtype))
+        bias = self.module._time_proj_bias()
+        steps = steps[:, 0].float() if bias is None else steps[:, 0].float() + bias
+        return convolved * torch.nn.functional.softplus(steps), keys.float()
 
 
 def _remainder(matrices: torch.Tensor, product: torch.Tensor) -> float:
@@ -144,7 +157,7 @@ def whole_inputs(shards: torch.Tensor, parts: Convolved) -> torch.Tensor:
 def rank_shapes(states: Sequence[StateTensor], parts: Convolved, ranks: int) -> list[tuple[int, ...]]:
     """The shapes that vLLM states for one of several ranks: inputs by token, then matrices."""
     channels = sum(parts.of_rank(ranks).widths)
-    matrices = [(state.shape[0] // ranks, *state.shape[1:]) for state in states if not _is_window(state)]
+    matrices = [(state.shape[0] // ranks, *state.shape[1:]) for state in states[len(windows(states)) :]]
     return [(states[0].shape[0], channels), *matrices]
 
 
@@ -156,5 +169,6 @@ def in_rank_shapes(
     return bool(found) and found[0] in (inputs, inputs[::-1]) and list(found[1:]) == matrices
 
 
-def _is_window(state: StateTensor) -> bool:
-    return len(state.shape) == 2
+def windows(states: Sequence[StateTensor]) -> Sequence[StateTensor]:
+    """The last inputs of convolutions, which are the first ones of a layer and have as many rows."""
+    return [state for state in states if len(state.shape) == 2 and state.shape[0] == states[0].shape[0]]

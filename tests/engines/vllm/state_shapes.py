@@ -14,7 +14,8 @@ from tests.engines.architectures.configs import config
 def shapes() -> dict[str, dict[int, Any]]:
     from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator as Calculator
 
-    delta, kda, mamba, short = (config(name) for name in ("qwen3_next", "kimi_linear", "nemotron_h", "lfm2"))
+    names = ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba", "lfm2")
+    delta, kda, mamba, channels, short = map(config, names)
     linear = kda["linear_attn_config"]
     return {
         "gated delta": {
@@ -43,6 +44,12 @@ def shapes() -> dict[str, dict[int, Any]]:
                 mamba["mamba_head_dim"],
                 mamba["ssm_state_size"],
                 mamba["conv_kernel"],
+            )
+            for ranks in (1, 2)
+        },
+        "mamba 1": {
+            ranks: Calculator.mamba1_state_shape(
+                ranks, channels["intermediate_size"], channels["state_size"], channels["conv_kernel"]
             )
             for ranks in (1, 2)
         },

@@ -134,21 +134,6 @@ def test_a_model_of_states_alone_is_sent_by_the_first_rank(ranks: int) -> None:
     assert sharding.parts == 1
 
 
-def test_states_for_each_channel_are_refused() -> None:
-    states = LayerLayout("state", states=(StateTensor((3, 128)), StateTensor((128, 16))))
-    for layers in ((states,), (states, LayerLayout("full", 2, 4, 4))):
-        with pytest.raises(ModelError, match="pages of Mamba 1"):
-            Sharding.of(Layout(layers, "float32"), 1)
-    windows = LayerLayout("state", states=(StateTensor((3, 64)), StateTensor((3, 32)), StateTensor((2, 4, 4))))
-    assert Sharding.of(Layout((windows,), "float32"), 1).parts == 1
-
-
-def test_the_keys_of_indexers_are_refused() -> None:
-    layers = (LayerLayout("full", 1, 32, 16), LayerLayout("index", 1, 16))
-    with pytest.raises(ModelError, match="pages of an indexer's keys"):
-        Sharding.of(Layout(layers, "float32"), 1)
-
-
 def test_a_pipeline_with_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(ModelError, match=r"pipeline_parallel = 3 is more than the model's 2 layers"):
         Sharding.of(Layout((LayerLayout("full", 2, 4, 4),) * 2, "float32"), 1, 3)

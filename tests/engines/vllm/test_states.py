@@ -14,12 +14,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from disagg.api.layout import LayerLayout
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import Convolved
-from disagg.engines.vllm.states import StatePages, rank_shapes, whole_inputs
+from disagg.engines.vllm.states import StatePages, rank_shapes, whole_inputs, windows
 from disagg.errors import ModelError
 from tests.fleets import needs_vllm, vllm_process
 from tests.surveys.tables import known
 
-NAMES = ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "mamba2", "lfm2")
+NAMES = ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "mamba2", "lfm2", "falcon_mamba", "jamba")
 """One of each kind of state, and one beside rows."""
 BLOCKS, BLOCK = 8, 2
 
@@ -42,6 +42,17 @@ class Module:
         self.kv_cache = [torch.randn(BLOCKS, *shape) for shape in shapes]
         channels = sum(self.parts.widths)
         self.conv1d = SimpleNamespace(weight=torch.randn(channels, 1, inputs[0] + 1), bias=torch.randn(channels))
+        if self.parts.key is None:  # Mamba 1
+            self.x_proj = SimpleNamespace(weight=torch.randn(matrices[0][1], channels))
+            self._steps = torch.randn(channels)
+
+    def _ssm_transform(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A time step for each channel, and what its vectors are written and read with, which are the same here."""
+        projected = convolved @ self.x_proj.weight.T
+        return self._steps[:, None], projected, projected
+
+    def _time_proj_bias(self) -> torch.Tensor:
+        return 2 * self._steps
 
     def get_state_shape(self) -> list[tuple[int, ...]]:
         return [tuple(state.shape[1:]) for state in self.kv_cache]
@@ -53,18 +64,23 @@ class Module:
         """As a kernel writes a state."""
         self.kv_cache[0][BLOCK] = inputs.T if self._by_channel else inputs
         if matrices is not None:
-            written = matrices.transpose(1, 2).contiguous() if self._keys_first else matrices
+            written = matrices.transpose(-1, -2).contiguous() if self._keys_first else matrices
             self.kv_cache[1][BLOCK] = written.view(matrices.shape)
 
     def compute_one_token(self) -> None:
         """The state of a prompt of one token, by the definition of these layers: each head adds a multiple of its value
-        times its key."""
+        times its key, in Mamba 1 each channel its value times its time step times the key."""
         rows, channels = self.layer.states[0].shape[0], sum(self.parts.widths)
         inputs = torch.zeros(rows, channels)
         inputs[-1] = torch.randn(channels)
         window = torch.cat([torch.zeros(1, channels), inputs])
         convolved = (window.T * self.conv1d.weight[:, 0]).sum(1) + self.conv1d.bias
-        split = (convolved * convolved.sigmoid()).split(self.parts.widths)
+        activated = convolved * convolved.sigmoid()
+        if self.parts.key is None:
+            steps = torch.log(1 + torch.exp(3 * self._steps))
+            self.put(inputs, torch.outer(activated * steps, self.x_proj.weight @ activated))
+            return
+        split = activated.split(self.parts.widths)
         values, keys = (split[part].view(self.parts.parts[part]) for part in (self.parts.value, self.parts.key))
         shared = len(values) // len(keys)
         products = [(head + 1) * torch.outer(values[head], keys[head // shared]) for head in range(len(values))]
@@ -90,8 +106,7 @@ def test_states_come_out_in_the_form_of_the_wire_in_whichever_order_they_lie(
     module.put(inputs, matrices[0] if matrices else None)
     read = pages.read(BLOCK, refuse_to_gather)
     assert [tuple(state.shape) for state in read] == [(1, *state.shape) for state in module.layer.states]
-    windows = [state[0] for state, of_layer in zip(read, module.layer.states, strict=True) if len(of_layer.shape) == 2]
-    assert torch.equal(torch.cat(windows, -1), inputs)
+    assert torch.equal(torch.cat([state[0] for state in read[: len(windows(module.layer.states))]], -1), inputs)
     assert all(torch.equal(read[-1][0], one) for one in matrices)
 
 
@@ -106,7 +121,7 @@ def test_inputs_in_another_order_are_refused(name: str) -> None:
     assert pages.transposed is None
 
 
-@pytest.mark.parametrize("name", ["kimi_linear", "nemotron_h"])
+@pytest.mark.parametrize("name", ["kimi_linear", "nemotron_h", "falcon_mamba"])
 def test_matrices_in_another_order_are_refused(name: str) -> None:
     module = Module(name)
     pages = module.pages()
@@ -167,8 +182,8 @@ def test_the_states_of_two_ranks_are_put_together(name: str) -> None:
     )
     pages = StatePages("model.layers.0.mixer", first, layer, parts, 2, transposed=False)
     pages.require_shapes()
-    read = pages.read(0, lambda own: torch.stack([states[own.ndim - 2] for states in shards]))
-    assert torch.equal(torch.cat([state[0] for state in read if state.ndim == 3], -1), inputs)
+    read = pages.read(0, lambda own: torch.stack([states[own.ndim - 2].view(own.shape) for states in shards]))
+    assert torch.equal(torch.cat([state[0] for state in read[: len(windows(layer.states))]], -1), inputs)
     assert all(torch.equal(read[-1][0], one) for one in matrices)
 
 
@@ -190,6 +205,7 @@ def test_the_shapes_are_those_that_vllm_calculates(tmp_path: Path) -> None:
         "gated delta": "qwen3_next",
         "kda": "kimi_linear",
         "mamba 2": "nemotron_h",
+        "mamba 1": "falcon_mamba",
         "short": "lfm2",
     }.items():
         layer, parts = of(name)

@@ -92,6 +92,16 @@ def _parts(heads: int, dim: int, groups: int, state: int) -> Convolved:
     return Convolved((values, keys, keys), value=0, key=1)
 
 
+def mamba1_parts(config: Config) -> Convolved:
+    """All channels."""
+    return Convolved(((int(config.intermediate_size), 1),), key=None)
+
+
+def jamba_parts(config: Config) -> Convolved:
+    """As of mamba."""
+    return Convolved(((int(config.mamba_expand * config.hidden_size), 1),), key=None)
+
+
 def _mamba1(kernel: int, channels: int, state: int) -> LayerLayout:
     """transformers and mlx-lm keep its state in the dtype of the model."""
     matrix = StateTensor((int(channels), int(state)), MODEL_DTYPE)
@@ -133,14 +143,20 @@ def with_multipliers(model_class: MLXModel) -> MLXModel:
 
 
 _MAMBA1 = Architecture(
-    kinds={"linear_attention": mamba1}, rope=no_rope, wire_states=mamba_states, cache_argument="cache_params"
+    kinds={"linear_attention": mamba1},
+    rope=no_rope,
+    wire_states=mamba_states,
+    convolved=mamba1_parts,
+    cache_argument="cache_params",
 )
 
 ARCHITECTURES = {
     "mamba": _MAMBA1,
     "falcon_mamba": _MAMBA1,
     "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, convolved=mamba2_parts),
-    "jamba": Architecture(kinds={"linear_attention": jamba_mamba}, rope=no_rope, wire_states=mamba_states),
+    "jamba": Architecture(
+        kinds={"linear_attention": jamba_mamba}, rope=no_rope, wire_states=mamba_states, convolved=jamba_parts
+    ),
     "nemotron_h": Architecture(
         kinds={"linear_attention": nemotron_mamba},
         rope=no_rope,
