@@ -1,6 +1,6 @@
 """What tests/surveys/vllm_prefill.py asks of vLLM.
 
-    .venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES RANKS
+    .venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES RANKS DTYPE
 
 Loads the model in the folder MODEL with the engine `vllm`, writes a PrefillReady to the file REPLIES, then a
 PrefillReply for each PrefillCall in CALLS, each as one line of JSON. Prompts are computed in steps of 96 tokens.
@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from disagg.api.verify import PrefillReady
-from disagg.config import EngineOptions
+from disagg.config import DType, EngineOptions
 from disagg.engines.process import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.errors import DisaggError
@@ -23,7 +24,6 @@ from disagg.verify.prefill import serve
 CONTEXT = 2048
 OPTIONS = EngineOptions(
     "vllm",
-    dtype="float32",
     device="cpu",
     chunk_tokens=96,
     threads=1,
@@ -35,7 +35,7 @@ OPTIONS = EngineOptions(
 def main(arguments: Sequence[str]) -> int:
     """0, or the exit code of the error for which the model is not served."""
     model, calls, replies = map(Path, arguments[:3])
-    options = replace(OPTIONS, tensor_parallel=int(arguments[3]))
+    options = replace(OPTIONS, tensor_parallel=int(arguments[3]), dtype=cast(DType, arguments[4]))
     with replies.open("wb") as answers, calls.open("rb") as lines:
         try:
             engine = VLLMEngine(model, CONTEXT, options)

@@ -1,27 +1,31 @@
 """Prefill a tiny random model of an architecture that is handed over with vLLM.
 
 vLLM loads each model in a process of its own, forked from one that has imported vLLM (tests/surveys/vllm_calls.py),
-computes three prompts and sends their KV to mlx-lm in this process."""
+computes three prompts and sends their KV to mlx-lm in this process. What it computes in bfloat16 alone is compared as
+`disagg verify` does, beside what transformers hands over in bfloat16."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
 
 from disagg.api.requests import KVAddress
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
-from disagg.config import EngineOptions
+from disagg.config import DType, EngineOptions
+from disagg.engines.mlx import load
 from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
@@ -29,6 +33,8 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
+from disagg.verify.compare import Comparisons, EngineRun, Logits, Runs, bounds, bounds_alone
+from tests.engines.architectures.handoff import hand_over
 from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
@@ -38,9 +44,13 @@ from tests.surveys.vllm_calls import CONTEXT
 
 LENGTHS = (2, 65, 200)
 TOKENS = 16
+FORCED = 48
+"""Tokens along which logits in bfloat16 are compared."""
+PIECES = 50
+"""Tokens of a prompt at a time, if an engine is compared with itself."""
 LEAST_DISTINCT = 4
 LIMIT_S = 120.0
-OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", threads=1)
+OPTIONS = EngineOptions("mlx", device="cpu", threads=1)
 HEADS = ("num_attention_heads", "n_head", "swa_num_attention_heads")
 KV_HEADS = ("num_key_value_heads", "swa_num_key_value_heads")
 WIDTHS = {
@@ -50,6 +60,8 @@ WIDTHS = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
     "index_head_dim": 128,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 # As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
 PUBLISHED: Mapping[str, dict[str, Any]] = {
@@ -87,6 +99,29 @@ def verdict(answers: Mapping[int, Answers]) -> str:
     return "exact"
 
 
+def near(by_vllm: Comparisons, by_transformers: Comparisons) -> str:
+    """What a comparison in bfloat16 shows, judged as by `disagg verify`: of what vLLM hands over, and of what
+    transformers does."""
+    limits = bounds(
+        "bfloat16",
+        same_weights=True,
+        alone=by_vllm.prefill_vs_decode,
+        again=(by_vllm.prefill_again, by_vllm.decode_again),
+    )
+    found = "near" if by_vllm.within(limits, bounds_alone("bfloat16", same_weights=True)) else "**differs**"
+    figures = [
+        f"{pair.mean_kl:.0e}"
+        for of in (by_vllm, by_transformers)
+        for pair in (of.handoff_vs_prefill, of.handoff_vs_decode)
+    ]
+    return "{} (bfloat16): KL {} from vLLM and {} from mlx-lm alone (of transformers {} and {})".format(found, *figures)
+
+
+def along(tokens: Sequence[int]) -> list[int]:
+    """A prompt and the text along which its logits are compared."""
+    return [*tokens, *prompt(FORCED, seed=1)[:-1]]
+
+
 def cells(entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Of the row of a model: alone, and with two ranks if it serves it alone. What is exact here is also served.
     folder: of its own."""
@@ -105,9 +140,15 @@ def row(entry: Mapping[str, Any], folder: Path, ranks: int = 1) -> str:
     model = folder / "model"
     try:
         make(with_wide_heads(entry), model)
-        return tried(model, ranks)
+        return tried(model, ranks, dtype_of(entry))
     except DisaggError as error:
         return f"{failure(error, model)} | "
+
+
+def dtype_of(entry: Mapping[str, Any]) -> DType:
+    """What vLLM's CPU build computes this configuration in: gated delta nets of Qwen in bfloat16 alone."""
+    text = entry.get("text_config", entry)
+    return "bfloat16" if str(text["model_type"]).startswith(("qwen3_next", "qwen3_5")) else "float32"
 
 
 def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,37 +161,73 @@ def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 
-def tried(model: Path, ranks: int) -> str:
+def tried(model: Path, ranks: int, dtype: DType) -> str:
     """What became of the checkpoint in this folder. Raises the DisaggError for which an engine refuses it."""
-    with closing(MLXDecodeEngine(model, CONTEXT, OPTIONS)) as decode:
+    options = replace(OPTIONS, dtype=dtype)
+    with experts_in_float32(), closing(MLXDecodeEngine(model, CONTEXT, options)) as decode:
         tickets = Tickets(Arenas(decode.allocate))
         with KVServer("127.0.0.1", 0, tickets) as server:
-            exchange = Exchange(decode, tickets, KVAddress("127.0.0.1", server.port), model.parent)
+            exchange = Exchange(decode, tickets, KVAddress("127.0.0.1", server.port), model.parent, dtype)
             failure = exchange.run(model, ranks)
-        return failure or exchange.compared()
+        if failure:
+            return failure
+        if dtype == "float32":
+            return exchange.compared()
+        return exchange.noise(TransformersPrefillEngine(model, CONTEXT, replace(options, name="transformers")))
+
+
+@contextmanager
+def experts_in_float32() -> Iterator[None]:
+    """mlx multiplies experts on a CPU only so, and models with some are refused there in other types."""
+    from mlx import core as mx
+
+    own: Callable[..., Any] = mx.gather_mm
+
+    def multiplied(rows: Any, weights: Any, **options: Any) -> Any:
+        return own(rows.astype(mx.float32), weights.astype(mx.float32), **options).astype(rows.dtype)
+
+    with patch.object(mx, "gather_mm", multiplied), patch.object(load, "_require_computable"):
+        yield
 
 
 class Exchange:
     """The calls to one vLLM, and what it answers. folder: of the files between the two processes."""
 
-    def __init__(self, decode: MLXDecodeEngine, tickets: Tickets, to: KVAddress, folder: Path) -> None:
-        self._decode, self._tickets, self._to, self._folder = decode, tickets, to, folder
+    def __init__(
+        self, decode: MLXDecodeEngine, tickets: Tickets, to: KVAddress, folder: Path, dtype: DType = "float32"
+    ) -> None:
+        self._decode, self._tickets, self._to, self._folder, self._dtype = decode, tickets, to, folder, dtype
         self._prompts = {length: prompt(length, seed=length) for length in LENGTHS}
         self._whole = [*prompt(200, seed=200), *prompt(TOKENS, seed=1)[:-1]]
         self._logits = folder / "logits.npy"
-        sent = {str(length): tokens for length, tokens in self._prompts.items()} | {"logits": self._whole[: 1 - TOKENS]}
+        exact = dtype == "float32"
+        sent = {str(length): tokens for length, tokens in self._prompts.items()}
+        sent |= {"logits": self._whole[: 1 - TOKENS]} if exact else {}
         self._kv: dict[str, Future[KVOutcome]] = {name: Future() for name in sent}
-        answers = [PrefillCall(call="answer", tokens=tuple(tokens), count=TOKENS) for tokens in self._prompts.values()]
-        rows = PrefillCall(call="logits", tokens=tuple(self._whole), count=TOKENS, file=str(self._logits))
-        self._calls = [*answers, rows, *(self._send(name, tokens) for name, tokens in sent.items())]
+        self._calls = [*(self._exact() if exact else self._forced()), *(self._send(*one) for one in sent.items())]
         self._answers: list[PrefillReply] = []
+
+    def _exact(self) -> Iterator[PrefillCall]:
+        for tokens in self._prompts.values():
+            yield PrefillCall(call="answer", tokens=tuple(tokens), count=TOKENS)
+        yield PrefillCall(call="logits", tokens=tuple(self._whole), count=TOKENS, file=str(self._logits))
+
+    def _forced(self) -> Iterator[PrefillCall]:
+        for length, tokens in self._prompts.items():
+            for pieces in (None, PIECES):
+                file = str(self._file(length, pieces))
+                forced = tuple(along(tokens))
+                yield PrefillCall(call="logits", tokens=forced, count=FORCED, chunk_tokens=pieces, file=file)
+
+    def _file(self, length: int, pieces: int | None) -> Path:
+        return self._folder / f"{length}-{pieces}.npy"
 
     def run(self, model: Path, ranks: int) -> str:
         """Ask vLLM. The cells of the row if it did not answer, "" if it did. DisaggError if it refused."""
         calls, replies, log = (self._folder / name for name in ("calls", "replies", "log"))
         calls.write_bytes(b"".join(call.to_bytes() + b"\n" for call in self._calls))
         process = vllm_process().start(
-            [str(model), str(calls), str(replies), str(ranks)],
+            [str(model), str(calls), str(replies), str(ranks), self._dtype],
             {**os.environ, **VLLM_VARIABLES},
             log,
             program="tests.surveys.vllm_calls",
@@ -197,6 +274,34 @@ class Exchange:
         ours = torch.tensor(self._decode.logits(self._whole, TOKENS, _received(self._kv["logits"])))
         theirs = torch.tensor(numpy.load(self._logits))
         return float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
+
+    def noise(self, transformers: TransformersPrefillEngine) -> str:
+        """The cells after `run` in bfloat16. transformers: with the same model."""
+        alone, again = self._decoded(), self._decoded(pieces=PIECES)
+
+        def compared(kv: Mapping[int, ReceivedKV], logits: Callable[[int, int | None], Logits]) -> Comparisons:
+            whole, pieces = (
+                EngineRun([], numpy.concatenate([logits(n, size) for n in LENGTHS])) for size in (None, PIECES)
+            )
+            return Comparisons.of(Runs(self._decoded(kv), whole, alone, pieces, again))
+
+        def by_transformers(length: int, pieces: int | None) -> Logits:
+            return transformers.logits(along(self._prompts[length]), FORCED, chunk_tokens=pieces)
+
+        kv = {length: _received(self._kv[str(length)]) for length in LENGTHS}
+        of_vllm = compared(kv, lambda length, pieces: numpy.load(self._file(length, pieces)))
+        kv = {n: hand_over(transformers, self._decode, tokens[:-1]) for n, tokens in self._prompts.items()}
+        of_transformers = compared(kv, by_transformers)
+        largest = max(of_vllm.handoff_vs_prefill.max_logit_diff, of_vllm.handoff_vs_decode.max_logit_diff)
+        return f"{near(of_vllm, of_transformers)} | {largest:.0e}"
+
+    def _decoded(self, kv: Mapping[int, ReceivedKV] | None = None, pieces: int | None = None) -> EngineRun:
+        """mlx-lm's logits of all prompts, after a hand-off or alone."""
+        rows = (
+            self._decode.logits(along(tokens), FORCED, None if kv is None else kv[length], chunk_tokens=pieces)
+            for length, tokens in self._prompts.items()
+        )
+        return EngineRun([], numpy.concatenate([*rows]))
 
     def _send(self, name: str, tokens: Sequence[int]) -> PrefillCall:
         info = self._decode.info
