@@ -17,6 +17,7 @@ import pytest
 
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
+from disagg.verify.hosts import Divided, FleetClients, Way, verify_hosts
 from tests import tiny_models
 from tests.engines.architectures import configs
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
@@ -129,6 +130,24 @@ async def test_eight_prompts_at_once_give_the_tokens_of_each_alone(fleet: Runnin
             *(client.generate("m", tokens=tokens, cache_salt="together", **ANSWER) for tokens in prompts)
         )
     require_those_of_transformers(fleet, prompts, together)
+
+
+def test_a_gated_delta_net_in_bfloat16_is_as_near_to_each_host_alone_as_verify_wants(tmp_path: Path) -> None:
+    """vLLM's CPU build computes it in no other type, with heads of 128. Prompts of a token, too, and of text."""
+    entry = configs.config("qwen3_5")
+    widths = {"head_dim": 32, "num_attention_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    folder = tiny_models.make_from({**entry, "text_config": {**entry["text_config"], **widths}}, tmp_path / "model")
+    dtype = {"dtype": "bfloat16"}
+    path = write_hosts(tmp_path, {"m": folder}, prefill_engine="vllm", prefill={**PREFILL, **dtype}, decode=dtype)
+    with running(path) as fleet, fleet.client() as client:
+        model = fleet.fleet.model("m")
+        short = client.generate("m", tokens=prompt(2), **ANSWER)
+        with FleetClients(fleet.fleet, model, TOKEN, 300.0) as clients:
+            prompts = clients.prompts(Way(("m-decode",), "decode"), 200)
+            undivided = Divided(4, "the host computes whole prompts")
+            report = verify_hosts(fleet.fleet, model, clients.ask, prompts, 32, divided=lambda *pair: undivided)
+    assert short.metrics.method == "disaggregated" and len(short.tokens) == SAMPLING["max_tokens"]
+    assert report.ok and report.distinct_tokens > 12, report
 
 
 @pytest.mark.parametrize("fleet", ["llama"], indirect=True)
