@@ -334,8 +334,8 @@ def _biases(config: Config, device: str, ranks: int) -> str:
 
 
 def _keys_of_indexers(config: Config, device: str, ranks: int) -> str:
-    """On CUDA each key is 8-bit floats with one scale, a power of two, for 128 of them (0.33). The CPU build computes no
-    sparse attention."""
+    """On CUDA each key is 8-bit floats with one scale, a power of two, for 128 of them (0.33). Its CPU build computes
+    no sparse attention."""
     return "vLLM keeps the keys by which its layers choose tokens in 8 bits, and the decode host needs them unrounded"
 
 
