@@ -145,7 +145,7 @@ def test_a_gated_delta_net_in_bfloat16_is_as_near_to_each_host_alone_as_verify_w
         with FleetClients(fleet.fleet, model, TOKEN, 300.0) as clients:
             prompts = clients.prompts(Way(("m-decode",), "decode"), 200)
             undivided = Divided(4, "the host computes whole prompts")
-            report = verify_hosts(fleet.fleet, model, clients.ask, prompts, 32, divided=lambda *pair: undivided)
+            report = verify_hosts(fleet.fleet, model, clients.ask, prompts[:3], 24, divided=lambda *pair: undivided)
     assert short.metrics.method == "disaggregated" and len(short.tokens) == SAMPLING["max_tokens"]
     assert report.ok and report.distinct_tokens > 12, report
 
