@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,8 @@ def main(page: Path, chosen: Sequence[str], engines: Sequence[str], *, anew: boo
     if "vllm" in engines and VLLM_MISSING:
         sys.stderr.write(f"{VLLM_MISSING}\n")
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background process of a shell ignores the first
+        signal.signal(number, signal.default_int_handler)
     os.environ.setdefault(RUN_VARIABLE, f"survey-{os.getpid()}")  # cells share the processes that have the imports
     preloaded_process()
     if "vllm" in engines:
