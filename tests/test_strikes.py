@@ -136,8 +136,8 @@ def test_strikes_that_a_caller_has_seen_computed_as_often_refuse_nothing() -> No
 def test_suspects_that_were_computed_are_acquitted_as_long_as_a_strike_counts_and_only_the_latest_are() -> None:
     strikes = Strikes(POLICY)
     strikes.computed(["a", "b"], now=1000.0, suspect=True)
-    strikes.computed(["x"], now=1000.0)
     strikes.computed(["c", "d", "e", "b"], now=1100.0, suspect=True)
+    strikes.computed(["x"], now=1100.0)
     assert strikes.acquitted(1100.0) == ("c", "d", "e", "b")
     assert strikes.acquitted(1401.0) == ()
 

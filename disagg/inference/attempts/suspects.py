@@ -9,6 +9,7 @@ A request that hosts have computed lately for this client is no suspect, until t
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,7 @@ class Suspects:
         self.http, self.view = http, view
         self.trying = asyncio.Lock()
         self.computed = Tally(policy.computed, policy.refused_s)
-        self._ended = Tally(policy.computed, policy.refused_s)
+        self._ended = Tally(policy.computed, policy.refused_s)  # marks, and each with the start that ended
         self._refused: OrderedDict[str, float] = OrderedDict()  # by the mark of a request, or of a counted prompt
 
     def refuse(self, of: Marks, seconds: float) -> None:
@@ -55,13 +56,16 @@ class Suspects:
             self._refused.popitem(last=False)
         return bool(self._refused) and not self._refused.keys().isdisjoint((of().request, of().prompt))
 
-    def ended(self, mark: str) -> bool:
-        """A host has ended with a request with this mark. Returns whether that proves nothing: hosts have computed it
-        lately, and oftener than they have ended with it."""
-        now = time.monotonic()
-        innocent = self.computed.counts([mark], now)[mark] > self._ended.counts([mark], now)[mark]
-        self._ended.add([mark], now)
-        return innocent
+    def ended(self, mark: str, start: str) -> bool:
+        """This start of a host has ended with a request with this mark. Returns whether that proves nothing: hosts have
+        computed it lately, and oftener than they have ended with it. One end counts once, however many such requests
+        were there."""
+        now, end = time.monotonic(), f"{mark} {start}"
+        counts = self._ended.counts((mark, end), now)
+        if not counts[end]:
+            self._ended.add((mark, end), now)
+            counts[mark] += 1
+        return self.computed.counts([mark], now)[mark] >= counts[mark]
 
     def acquit(self, of: Iterable[str]) -> None:
         """A host has computed a request with these marks, which is refused no longer."""
@@ -106,7 +110,7 @@ class Suspicion:
         http, view, asked = self.suspects.http, self.suspects.view, list(asked)
         checks = (has_ended(http, view, one.host, one.boot_id, self.policy.ended_s) for one in asked)
         for one, ended in zip(asked, await asyncio.gather(*checks), strict=True):
-            if ended and self.suspects.ended(self._mark(one)):
+            if ended and self.suspects.ended(self._mark(one), one.start):
                 self.struck = True
             elif ended:
                 self.lost.append(one.host.name)
@@ -163,6 +167,11 @@ class Asked(NamedTuple):
     host: Host
     boot_id: str
     prompt_alone: bool
+
+    @property
+    def start(self) -> str:
+        """What tells this start from all others; nothing is equal to one that is not known."""
+        return f"{self.host.name} {self.boot_id or secrets.token_hex(8)}"
 
 
 def may_have_ended(

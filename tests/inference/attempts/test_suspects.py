@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from disagg.api.events import Event
 from disagg.api.requests import GenerateBody
@@ -20,7 +21,8 @@ from disagg.inference.options import request_body
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion
 from disagg.strikes import marks
-from tests.inference.scripted import Body, Script, ScriptedHost, client_of, progress, tokens, whole
+from tests.inference.attempts.test_handoff import PROMPT, SHIPPED
+from tests.inference.scripted import Body, Script, ScriptedHost, client_of, done, progress, slot, tokens, whole
 
 POISON = 666
 LUCKY = 7  # the seed of a poisonous request that is computed all the same
@@ -203,6 +205,25 @@ async def test_a_request_that_hosts_have_computed_goes_on_until_they_have_ended_
         assert sorted(standings) == ["", "", "", "innocent", "innocent", "suspect"]
 
 
+async def test_the_end_of_a_host_counts_once_for_all_requests_alike_that_were_there() -> None:
+    """Two were computed before. Eight of the same are at both hosts when these end."""
+    async with fleet(2) as made:
+        for _ in range(2):
+            await made.generate(5)
+        made.gate.clear()
+        honest = [asyncio.ensure_future(made.generate(5, timeout=60.0)) for _ in range(8)]
+        async with asyncio.timeout(30):
+            while made.running < 8:
+                await asyncio.sleep(0)
+        for name, host in made.hosts.items():
+            made.restart(name)
+            host.end_connections()
+        made.gate.set()
+        await asyncio.gather(*honest)
+        standings = [body.get("standing", "") for host in made.hosts.values() for _, body in host.asked]
+        assert sorted(standings) == [*[""] * 10, *["innocent"] * 8]
+
+
 async def test_a_refused_request_is_refused_no_longer_once_a_host_has_computed_one_like_it() -> None:
     async with fleet(4) as made:
         made.gate.clear()
@@ -229,3 +250,44 @@ async def test_strikes_that_hosts_state_do_not_refuse_what_they_have_computed_fo
             made.hosts[name].load = Load("ok", boot_id=name, strikes={mark: strikes})
         await made.client.connect()
         assert [token.id for token in (await made.generate(5)).tokens] == ANSWER
+
+
+@pytest.mark.parametrize(("before", "ended"), [("by hand-offs", False), ("by the decode host alone", True)])
+async def test_prefill_hosts_that_end_with_a_prompt_are_excused_by_those_that_have_computed_it(
+    before: str, ended: bool
+) -> None:
+    """Not by decode hosts. The prompt is computed twice, then it ends that of every prefill host."""
+    harmless, shipped = True, asyncio.Event()
+
+    async def prefill(name: str, body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+        yield progress("computing the prompt", 1)
+        if harmless:
+            shipped.set()
+            yield SHIPPED
+        else:
+            hosts[name].load = replace(hosts[name].load, boot_id=f"{hosts[name].load.boot_id}'")
+
+    async def decode(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+        yield slot(body)
+        await shipped.wait()
+        for token in range(2):
+            yield tokens(token)
+        yield done(body)
+
+    scripts = {name: {"prefill": partial(prefill, name)} for name in ("p1", "p2")}
+    async with client_of(DEFAULT_POLICY, **scripts, d1={"decode": decode, "generate": whole}) as (client, hosts):
+        for host in hosts.values():
+            host.load = replace(host.load, prefill_tokens_s=1000.0)
+        await client.connect("m")
+        options: dict[str, Any] = {"tokens": PROMPT, "max_tokens": 2, "timeout": 20.0}
+        for _ in range(2):
+            await client.generate("m", **options, alone="decode" if ended else None)
+        harmless = False
+        shipped.clear()
+        options["cache_salt"] = "of which no host holds KV"
+        if ended:
+            with pytest.raises(RequestEndedHosts, match="ended while computing this request: it is tried on no"):
+                await client.generate("m", **options)
+        else:
+            assert (await client.generate("m", **options)).metrics.method == "fallback"
+        assert sum(len(hosts[name].asked) for name in scripts) == 2 + (0 if ended else 2)
