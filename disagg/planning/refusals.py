@@ -29,6 +29,7 @@ LATENT: Final = (
     "kimi_linear",
     "longcat_flash",
     "minicpm3",
+    "mistral4",
 )
 """Model types whose latent attention (MLA) is known."""
 UNROTATED: Final = ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h")
@@ -224,15 +225,9 @@ def _twice_the_latents(config: Config) -> str:
     return "each of its layers keeps latent vectors twice, which are not handed over"
 
 
-def _tied(config: Config) -> str:
-    tied = getattr(config, "tie_word_embeddings", False)
-    return "transformers ignores tie_word_embeddings = true, which mlx-lm applies" if tied else ""
-
-
-def _tied_or_one_expert(config: Config) -> str:
-    if getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False):
-        return "mlx-lm ignores norm_topk_prob if each token has one expert, which transformers applies"
-    return _tied(config)
+def _one_expert(config: Config) -> str:
+    alone = getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False)
+    return "mlx-lm ignores norm_topk_prob if each token has one expert, which transformers applies" if alone else ""
 
 
 def _not_normalised(config: Config) -> str:
@@ -278,14 +273,13 @@ _OF_INDEXERS: Final = ("index_n_heads", "index_topk", "max_position_embeddings",
 _OF_ATTENTION: Final = ("scale_attn_by_inverse_layer_idx", "scale_attn_weights")
 
 RULES: Final[Mapping[str, Rule]] = {
-    "bailing_hybrid": (("tie_word_embeddings",), _tied),
     "deepseek_v32": (_OF_INDEXERS, _indexers),
     "gemma2": (("attn_logit_softcapping", "final_logit_softcapping"), _without_caps),
     "glm_moe_dsa": (_OF_INDEXERS, _indexers),
     "gpt2": (_OF_ATTENTION, _scaled_attention),
     "gpt_bigcode": (_OF_ATTENTION, _scaled_attention),
     "gptj": (_OF_ATTENTION, _scaled_attention),
-    "kimi_linear": (("num_experts_per_tok", "norm_topk_prob", "tie_word_embeddings"), _tied_or_one_expert),
+    "kimi_linear": (("num_experts_per_tok", "norm_topk_prob"), _one_expert),
     "longcat_flash": ((), _twice_the_latents),
     "mamba2": (("time_step_limit",), _limited_time_steps),
     "minicpm3": (("hidden_size", "num_attention_heads", "v_head_dim"), _own_width_of_values),

@@ -77,23 +77,24 @@ def outcome(name: str, folder: Path) -> str:
 
 def has_text_class(name: str) -> bool:
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-    return type(CONFIG_MAPPING[name]().get_text_config(decoder=True)) in MODEL_FOR_CAUSAL_LM_MAPPING
+    text = CONFIG_MAPPING[name]().get_text_config(decoder=True)
+    return type(text) in MODEL_FOR_CAUSAL_LM_MAPPING or (type(text) in MODEL_MAPPING and hasattr(text, "vocab_size"))
 
 
 def tiny(name: str) -> dict[str, Any]:
     """config.json of a tiny model of this type, in the hub's form; of a multimodal one, with the text part only."""
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    from disagg.engines.transformers.load import causal_class
     from tests.surveys.shrink import shrunk
 
     whole = CONFIG_MAPPING[name]()
     text = whole.get_text_config(decoder=True)
     part = shrunk(text.to_dict())
     if text is whole:
-        return {**part, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]}
+        return {**part, "architectures": [causal_class(text).__name__]}
     parts = {"model_type": name, "text_config": part, "vocab_size": part["vocab_size"]}
     return {**parts, "tie_word_embeddings": bool(part.get("tie_word_embeddings"))}
 

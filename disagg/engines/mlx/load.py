@@ -33,7 +33,7 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
-from disagg.engines.model.architectures import mlx_model
+from disagg.engines.model.architectures import architecture_of, mlx_model
 from disagg.engines.model.architectures.base import LoadedByMLX, Patch
 from disagg.engines.model.architectures.weights import with_stated_weights
 from disagg.engines.model.profile import verdict
@@ -168,7 +168,8 @@ def stated_defaults(reference: Reference) -> dict[str, Any]:
     kinds = stated.get("layer_types") or ["other"]
     known = attention.issuperset([*kinds, *(own.get("layer_types") or ())])
     layers = {"layer_types": list(kinds)} if known else {}
-    return {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)} | layers
+    plain = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)}
+    return {**plain, **layers, **architecture_of(reference.text_config).mlx_arguments(reference.text_config)}
 
 
 def _add(overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

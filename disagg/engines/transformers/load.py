@@ -136,6 +136,7 @@ def _with_head(decoder_class: Any) -> Any:
     such class (qwen3_vl). transformers' class of the whole model has the same head."""
 
     class TextModel(decoder_class.__base__):
+        config_class = decoder_class.config_class
         base_model_prefix = "model"
         _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 

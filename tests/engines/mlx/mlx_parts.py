@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,15 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from disagg.api.layout import Layout
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.model.architectures.weights import tie_in_transformers
+from disagg.engines.transformers.load import causal_class
 from disagg.kv.received import ReceivedKV
 from tests.received import received
 from tests.tiny_models import VOCAB
@@ -104,7 +108,11 @@ class Reference:
     """transformers on the same checkpoint: the answer it gives alone, and the KV it would hand over."""
 
     def __init__(self, path: Path, dtype: str = "float32") -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPES[dtype]).eval()
+        config = AutoConfig.from_pretrained(path)
+        known = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else causal_class(config)
+        self.model: Any = known.from_pretrained(path, dtype=TORCH_DTYPES[dtype]).eval()
+        tied = bool(json.loads((path / "config.json").read_text()).get("tie_word_embeddings"))
+        tie_in_transformers(self.model, {"lm_head.weight"}, tied=tied)
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def greedy(self, tokens: Sequence[int], count: int = 64, *, draft: Sequence[int] = ()) -> list[int]:

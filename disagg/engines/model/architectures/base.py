@@ -64,7 +64,8 @@ def head_dim(config: Config) -> int:
 def plain_rope(config: Config, layer: int, kind: str) -> Rope | None:
     """The rotary embedding that the configuration states for a layer; None if it states none."""
     flags = getattr(config, "no_rope_layers", None)  # 1: this layer rotates, 0: it does not
-    if flags and not flags[layer]:
+    thetas = getattr(config, "layer_rope_theta", None)  # 0: it does not
+    if (flags and not flags[layer]) or (thetas and not thetas[layer]):
         return None
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
@@ -84,6 +85,10 @@ def _as_they_are(rows: Tensor, rotated: int = 0) -> Tensor:
 
 def _no_index(config: Config, layer: int) -> None:
     return None
+
+
+def _nothing_else(config: Config) -> Mapping[str, Any]:
+    return {}
 
 
 def _shares_kv(config: Config) -> str:
@@ -136,8 +141,9 @@ class Architecture:
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     latent_epsilon: what mlx-lm normalises latent vectors with.
-    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. cache_argument: what transformers'
-    model calls its cache.
+    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. mlx_arguments: keys that mlx-lm
+    reads, if config.json has them in another form or not at all. cache_argument: what transformers' model calls its
+    cache.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
@@ -150,6 +156,7 @@ class Architecture:
     split: Refusal = _shares_kv
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
+    mlx_arguments: Callable[[Config], Mapping[str, Any]] = _nothing_else
     cache_argument: str = "past_key_values"
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:

@@ -3,11 +3,21 @@ the heads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, Config, ReadByVLLM, full, plain_rope, sliding
+from disagg.engines.model.architectures.base import (
+    Architecture,
+    Config,
+    ReadByVLLM,
+    full,
+    head_dim,
+    plain_rope,
+    sliding,
+)
 from disagg.engines.model.profile import Rope
 
 
@@ -29,12 +39,18 @@ def _twice_the_heads(config: Config) -> LayerLayout:
     return replace(layout, kv_heads=2 * layout.kv_heads, value_dim=int(config.v_head_dim))
 
 
+def _in_other_words(config: Config) -> Mapping[str, Any]:
+    """exaone_moe: the hub's config.json states the width of heads and which layers have experts, and transformers
+    follows other keys."""
+    return {"head_dim": head_dim(config), "is_moe_layer": [kind == "sparse" for kind in config.mlp_layer_types]}
+
+
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
 
 ARCHITECTURES = {
     "cohere2": _SLIDING_ROPE,
     "exaone4": _SLIDING_ROPE,
-    "exaone_moe": _SLIDING_ROPE,
+    "exaone_moe": replace(_SLIDING_ROPE, mlx_arguments=_in_other_words),
     "afmoe": _SLIDING_ROPE,
     "mimo_v2_flash": Architecture(kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}),
 }

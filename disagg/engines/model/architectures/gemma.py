@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,19 @@ def _several_streams(config: Config) -> str:
     return f"its layers pass on {config.altup_num_inputs} hidden states per token"
 
 
+def _without_inputs_per_layer(config: Config) -> Mapping[str, Any]:
+    """mlx-lm reads gemma4_unified as gemma4, which has inputs of each layer by default; transformers follows the widths
+    of each layer."""
+    full = config.per_layer_config[list(config.layer_types).index("full_attention")]
+    return {
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.num_key_value_heads,
+    }
+
+
 ARCHITECTURES = {
+    "gemma4_unified_text": Architecture(mlx_arguments=_without_inputs_per_layer),
     "gemma3n_text": Architecture(split=_several_streams),
 }
 

@@ -134,6 +134,12 @@ def _always(config: Config) -> float:
     return 1e-6
 
 
+def _rope_of_the_rotated(config: Config, layer: int, kind: str) -> Rope | None:
+    """mistral4 states the width of the rotated vector twice: also as a part of the head's."""
+    parameters = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
+    return reference_rope(parameters, int(config.qk_rope_head_dim), int(config.max_position_embeddings))
+
+
 _AS_IN_MLX = Architecture(kinds={"full_attention": latent}, rope=latent_rope)
 _LATENT = replace(_AS_IN_MLX, wire_values=pairs_together)
 
@@ -141,6 +147,7 @@ _LATENT = replace(_AS_IN_MLX, wire_values=pairs_together)
 ARCHITECTURES = {
     "deepseek_v3": replace(_LATENT, latent_epsilon=_always),
     "glm4_moe_lite": _LATENT,
+    "mistral4": replace(_LATENT, latent_epsilon=_always, rope=_rope_of_the_rotated),
     "deepseek_v2": replace(_AS_IN_MLX, mlx_model=with_latents, latent_epsilon=_always),
     "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always),
 }

@@ -87,6 +87,21 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
         "dim_model_base": 32,
         "tie_word_embeddings": True,
     },
+    "mistral4": {
+        "architectures": ["Mistral4ForCausalLM"],
+        **LATENT,
+        **ROUTED,
+        "first_k_dense_replace": 0,
+        "rope_parameters": {
+            **_YARN,
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     # latent attention to the tokens that an indexer chooses
     "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **ROUTED, **_INDEXER},
     "glm_moe_dsa": {
