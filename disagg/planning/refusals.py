@@ -142,6 +142,22 @@ def for_context(parameters: Mapping[str, Any], context: int) -> Mapping[str, Any
     return {**parameters, "long_factor": parameters.get("short_factor")}
 
 
+def longest_context(config: Config) -> int | None:
+    """How many tokens the model reads: max_position_embeddings, or more with a YaRN factor; None if it states no
+    limit."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 0)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "yarn":
+        limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
+    return limit or None
+
+
+def refusal_of_context(config: Config, context: int) -> str:
+    """Why it cannot be served with so many tokens; empty if it can."""
+    longest = longest_context(config)
+    return f"the model reads {longest} tokens, not {context}" if longest is not None and context > longest else ""
+
+
 def known_as(model_type: str) -> str:
     """The model type under which transformers knows it."""
     return _KNOWN_AS.get(model_type, model_type)
@@ -154,7 +170,7 @@ def rope_type(parameters: Mapping[str, Any]) -> str:
 def keys(model_type: str) -> tuple[str, ...]:
     """The keys that decide whether a model of this type is refused."""
     own = (table[model_type][0] for table in (RULES, RULES_OF_VLLM) if model_type in table)
-    return tuple(dict.fromkeys((*ACTIVATIONS, *(key for some in own for key in some))))
+    return tuple(dict.fromkeys((*ACTIVATIONS, "max_position_embeddings", *(key for some in own for key in some))))
 
 
 # Every model type

@@ -14,7 +14,18 @@ from typing import Any, Final, Literal, Protocol
 
 import tomli
 
-from disagg.planning.refusals import Config, damaged, known_as, packing, refusal, refusal_of_vllm, refusal_of_weights
+from disagg.planning.refusals import (
+    Config,
+    damaged,
+    for_context,
+    known_as,
+    longest_context,
+    packing,
+    refusal,
+    refusal_of_context,
+    refusal_of_vllm,
+    refusal_of_weights,
+)
 
 State = Literal["exact", "patched", "near", "refused", "unknown"]
 """exact: the answers are those of each framework alone. patched: they are, because disagg sets one of them right. near:
@@ -66,16 +77,16 @@ class Engine(Protocol):
     def tensor_parallel(self) -> int: ...
 
 
-def verdict(config: Mapping[str, Any], engine: Engine) -> Verdict:
+def verdict(config: Mapping[str, Any], engine: Engine, context: int = 0) -> Verdict:
     """The verdict on the model with this config.json on an engine. Of mlx it is that of transformers: it decodes what
-    either sends."""
+    either sends. context: tokens with which it is served, as hosts.toml has it; 0: as many as it reads."""
     outer, part = config.get("model_type"), config.get("text_config")
     kind = known_as(outer) if isinstance(outer, str) else ""
     if why := damaged(config):
         return Verdict(kind, "refused", f"config.json: {why}", "compare config.json with the model's original", True)
-    text = stated(part if isinstance(part, Mapping) else config, kind)
     try:
-        why, instead = _refusal(config, text, engine)
+        text = stated(part if isinstance(part, Mapping) else config, kind, context)
+        why, instead = _refusal(config, text, engine, context)
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         return Verdict(kind, "unknown", "its config.json is of an unknown form: it is checked when it loads")
     if why:
@@ -89,9 +100,9 @@ def verdict(config: Mapping[str, Any], engine: Engine) -> Verdict:
     return _of_vllm(kind, engine.device) if engine.name == "vllm" else found
 
 
-def stated(config: Mapping[str, Any], outer: str = "") -> Config:
+def stated(config: Mapping[str, Any], outer: str = "", context: int = 0) -> Config:
     """The part of a config.json that reads text as attributes, in transformers' names and with its defaults. outer: the
-    model type of the whole."""
+    model type of the whole. context: tokens with which it is served."""
     inner = config.get("model_type")
     named = isinstance(inner, str) and inner not in (outer, *_OTHER_NAMES.get(outer, ()))
     text = known_as(str(inner if named else _entry(outer).get("text", outer)))
@@ -99,6 +110,8 @@ def stated(config: Mapping[str, Any], outer: str = "") -> Config:
     renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
     if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
         rope = {"original_max_position_embeddings": original, **rope}
+    if isinstance(rope, Mapping) and context:
+        rope = for_context(rope, context)
     given = {**entry.get("defaults", {}), **config, **renamed, "model_type": text, "rope_parameters": rope}
     return _attributes({key: value for key, value in given.items() if isinstance(key, str)})
 
@@ -118,10 +131,12 @@ def _entry(model_type: str) -> Mapping[str, Any]:
     return VERDICTS.get(model_type, {})
 
 
-def _refusal(config: Mapping[str, Any], text: Config, engine: Engine) -> tuple[str, str]:
+def _refusal(config: Mapping[str, Any], text: Config, engine: Engine, context: int) -> tuple[str, str]:
     """Why it is refused by its configuration, and what to use instead; empty if it is not."""
     if why := refusal(text, _attributes(_entry(text.model_type).get("defaults")), known_as(str(config["model_type"]))):
         return why, _OTHER_MODEL
+    if why := refusal_of_context(text, context):
+        return why, f"set context to {longest_context(text)} or less in hosts.toml"
     if why := refusal_of_weights(config, engine.name):
         return why, "name another checkpoint as this engine's source in hosts.toml"
     with_vllm = engine.name == "vllm"

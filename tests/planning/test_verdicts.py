@@ -10,6 +10,7 @@ from disagg.config import EngineOptions
 from disagg.planning.verdicts import SERIES, stated, verdict
 
 MLX, TRANSFORMERS = EngineOptions("mlx", device="cpu"), EngineOptions("transformers", device="cpu")
+LONG = {"max_position_embeddings": 131072}
 UNKNOWN_TYPE = "refused: transformers 5.23 and mlx-lm 0.32 do not both know this model type"
 
 
@@ -126,6 +127,34 @@ def test_weights_in_a_form_that_the_engine_does_not_read_are_refused(
     packed: dict[str, Any], engine: str, state: str
 ) -> None:
     assert verdict({"model_type": "llama", **packed}, EngineOptions(engine, device="cpu")).state == state
+
+
+@pytest.mark.parametrize(
+    ("stated", "context", "shown"),
+    [
+        ({}, 0, "exact"),
+        ({}, 131072, "exact"),
+        ({}, 131073, "refused: the model reads 131072 tokens, not 131073"),
+        ({"max_position_embeddings": 4096}, 8192, "refused: the model reads 4096 tokens, not 8192"),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096},
+            },
+            16384,
+            "exact",
+        ),
+    ],
+)
+def test_a_context_that_the_model_does_not_read_is_refused(stated: dict[str, Any], context: int, shown: str) -> None:
+    assert str(verdict({"model_type": "phi3", **LONG, **stated}, MLX, context)) == shown
+
+
+@pytest.mark.parametrize(("context", "state"), [(4096, "exact"), (4097, "refused"), (0, "refused")])
+def test_a_longrope_is_served_within_its_first_context(context: int, state: str) -> None:
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = {"model_type": "phi3", **LONG, "original_max_position_embeddings": 4096, "rope_scaling": rope}
+    assert verdict(config, MLX, context).state == state
 
 
 def test_keys_that_are_left_out_have_transformers_defaults_and_those_of_another_name_are_found() -> None:

@@ -25,7 +25,15 @@ from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.checkpoint import facts, read_object, weights_form
-from disagg.planning.refusals import damaged, for_context, known_as, refusal_of_vllm, refusal_of_weights
+from disagg.planning.refusals import (
+    damaged,
+    for_context,
+    known_as,
+    longest_context,
+    refusal_of_context,
+    refusal_of_vllm,
+    refusal_of_weights,
+)
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
@@ -109,9 +117,8 @@ class Reference:
         longest, vocabulary = _sizes(text_config, path)
         config = read_object(path / "config.json")
         layers = layers_of(text_config, path, str(config.get("model_type")))
-        if longest is not None and context is not None and context > longest:
-            reason = f"{path}: the model reads {longest} tokens, not {context}"
-            raise ModelError(reason, f"set context to {longest} or less")
+        if context is not None and (why := refusal_of_context(text_config, context)):
+            raise ModelError(f"{path}: {why}", f"set context to {longest} or less")
         tokenizer = HFTokenizer.load(path, configuration(path))
         profile = ModelProfile(
             source="checkpoint",
@@ -301,19 +308,10 @@ def _text_config(path: Path, context: int | None) -> Any:
 def _sizes(config: Any, path: Path) -> tuple[int | None, int]:
     """How many tokens the model reads, and of how many kinds."""
     try:
-        return _longest_context(config), int(config.vocab_size)
+        return longest_context(config), int(config.vocab_size)
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"{path / 'config.json'}: it does not state what a model reads: {first_line(error)}"
         raise ModelError(reason, "compare it with the model's original") from error
-
-
-def _longest_context(config: Any) -> int | None:
-    """max_position_embeddings, or more with a YaRN factor; None if no limit is stated."""
-    limit = int(getattr(config, "max_position_embeddings", None) or 0)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "yarn":
-        limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
-    return limit or None
 
 
 def check_weights(folder: Path) -> None:

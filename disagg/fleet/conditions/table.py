@@ -204,7 +204,7 @@ def model_verdict(fleet: Fleet, host: Host, config: Mapping[str, Any]) -> Iterat
     config = config or local_config(fleet.models[host.model].sources.get(host.engine.name, ""))
     if not config:
         return
-    found = verdict(config, host.engine)
+    found = verdict(config, host.engine, fleet.models[host.model].context)
     text = f"{host.model} ({found.model_type}) with {title}: {found}"
     if found.sure:
         yield fault("verdict", text, found.instead)

@@ -17,7 +17,7 @@ from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.machine import Machine
-from disagg.planning.verdicts import verdict
+from disagg.planning.verdicts import Verdict, verdict
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
@@ -27,11 +27,17 @@ SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
 @dataclass(frozen=True, slots=True)
 class RequiredModel:
     """The source of a host's model: a hub id or a path. A path is absolute, or below "~/", which is another folder on
-    each host. carried: `disagg deploy` copies it there, so there is nothing to pull."""
+    each host. carried: `disagg deploy` copies it there, so there is nothing to pull. context: tokens with which it is
+    served; 0: as many as it reads."""
 
     host: Host
     source: str
     carried: bool = False
+    context: int = 0
+
+    def verdict(self, config: Mapping[str, Any]) -> Verdict:
+        """Whether it can be handed over with the host's engine, if this is its config.json."""
+        return verdict(config, self.host.engine, self.context)
 
     @property
     def on_hub(self) -> bool:
@@ -42,13 +48,13 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
     """The model this host requires. A host that is not deployed to reads the source in place."""
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
-        return RequiredModel(host, written)
+        return RequiredModel(host, written, context=model.context)
     if not host.server_kind.deployed:
-        return RequiredModel(host, model.sources[engine])
+        return RequiredModel(host, model.sources[engine], context=model.context)
     found = source(fleet, host, facts.paths)
     if isinstance(found, Refusal):
-        return RequiredModel(host, model.sources[engine], carried=True)
-    return RequiredModel(host, found.text, carried=bool(found.name))
+        return RequiredModel(host, model.sources[engine], True, model.context)
+    return RequiredModel(host, found.text, bool(found.name), model.context)
 
 
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
@@ -123,7 +129,7 @@ class ModelInventory:
     @property
     def verdict(self) -> str:
         """Whether the model can be handed over with the host's engine, by its config.json; "" without one."""
-        return str(verdict(self.model.config, self.host.engine)) if self.model.config else ""
+        return str(self.required.verdict(self.model.config)) if self.model.config else ""
 
     @property
     def model(self) -> StoredModel:

@@ -29,7 +29,6 @@ from disagg.fleet.models.inventory import (
     required_model,
     stored_models,
 )
-from disagg.planning.verdicts import verdict
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
@@ -262,7 +261,7 @@ def _refused(
     for one in inventories:
         config = configs.get(one.required.source)
         missing = one.host in wanted and not one.model.complete and not one.required.carried
-        if missing and isinstance(config, Mapping) and (said := verdict(config, one.host.engine)).state == "refused":
+        if missing and isinstance(config, Mapping) and (said := one.required.verdict(config)).state == "refused":
             error = FleetError(
                 f"{one.host.name}: {one.required.source} is not pulled: {said.why}",
                 f"{said.instead}; to pull it all the same: disagg models pull --anyway",

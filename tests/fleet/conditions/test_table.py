@@ -156,7 +156,7 @@ def test_a_host_that_meets_all_conditions_is_planned_and_well(host: Host, system
 @pytest.mark.parametrize(
     ("config", "level", "text"),
     [
-        ({"model_type": "llama"}, "ok", "qwen (llama) with transformers: exact"),
+        ({"model_type": "llama", "max_position_embeddings": 8192}, "ok", "qwen (llama) with transformers: exact"),
         ({"model_type": "gpt_oss"}, "ok", "qwen (gpt_oss) with transformers: patched"),
         (
             {"model_type": "llava", "text_config": {"model_type": "mistral"}},
