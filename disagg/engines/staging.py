@@ -252,7 +252,8 @@ def _quantised(groups: torch.Tensor) -> Planes:
     groups = groups.float()
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)  # aminmax takes five times as long
     low_is_far = low.abs() > high.abs()
-    scale = ((high - low) / LEVELS).clamp_(min=SMALLEST_SCALE)
+    levels = torch.full((), LEVELS, dtype=groups.dtype, device=groups.device)  # CUDA multiplies with 1 / a number
+    scale = ((high - low) / levels).clamp_(min=SMALLEST_SCALE)
     scale = torch.where(low_is_far, scale, -scale)
     edge = torch.where(low_is_far, low, high)
     steps = torch.round(edge / scale)
