@@ -180,7 +180,9 @@ def _engine_args(reference: Reference, context: int, options: EngineOptions, to_
     transfer = KVTransferConfig(
         kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
     )
-    made = arguments(reference.path, context, options, to_read.overrides)
+    whole = "text_config" in reference.config
+    overrides = {"text_config": to_read.overrides} if whole else to_read.overrides
+    made = arguments(reference.path, context, options, overrides)
     if to_read.device == "cpu" and getattr(to_read.text_config, "kv_lora_rank", None):
         # The CPU build (0.32) turns it off itself, after it has set what layers with a state need with it, and then
         # fails for kimi_linear.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,8 +56,10 @@ class WorkerSide:
         self._part: Part | None = None
         self._config = config
         self._device = torch.device(config.device_config.device_type)
+        to_read = ReadByVLLM(reference.text_config, self._device.type)
         for patch in VLLM_PATCHES:  # in this process; the engine's, or `vllm serve`, may be another one
-            patch.apply(ReadByVLLM(reference.text_config, self._device.type))
+            patch.apply(to_read)
+        _require_read(config.model_config, to_read.overrides)
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
         self._pages: dict[str, torch.Tensor] = {}
@@ -288,6 +291,18 @@ class Places:
                 f"vLLM has a KV cache for {name}, and the checkpoint none", "start vLLM without speculative decoding"
             )
         return self._index[number]
+
+
+def _require_read(model: Any, overrides: Mapping[str, Any]) -> None:
+    """ModelError if vLLM has read something else in config.json than it needs to compute the model alike: a `vllm
+    serve` that was started without these. model: its ModelConfig."""
+    for key, value in overrides.items():
+        if getattr(model.hf_text_config, key, None) != value:
+            whole = {key: value} if model.hf_text_config is model.hf_config else {"text_config": {key: value}}
+            raise ModelError(
+                f"vLLM computes this model otherwise than its config.json states, without another {key}",
+                f"start it with --hf-overrides '{json.dumps(whole)}'",
+            )
 
 
 def _require_no_context_parallelism(parallel: Any) -> None:

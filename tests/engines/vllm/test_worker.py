@@ -13,7 +13,7 @@ import torch
 from disagg.api.delivery import KVOrder, KVProgress
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.sharding import Sharding
-from disagg.engines.vllm.worker import WorkerSide
+from disagg.engines.vllm.worker import WorkerSide, _require_read
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.blocks import KVBlock
 from tests import tiny_models
@@ -271,3 +271,18 @@ def test_a_layer_that_cannot_be_read_fails_its_prompt_and_not_the_step(bench: Be
     (shipment,) = bench.shipments
     assert [type(error) for error in shipment.failures] == [HandoffError]
     assert "CUDA out of memory" in str(shipment.failures[0])
+
+
+@pytest.mark.parametrize(
+    ("whole", "given"), [(False, '{"sliding_window": 63}'), (True, '{"text_config": {"sliding_window": 63}}')]
+)
+def test_a_vllm_serve_that_has_read_another_window_is_refused_with_the_option_that_sets_it_right(
+    whole: bool, given: str
+) -> None:
+    text = SimpleNamespace(sliding_window=64)
+    model = SimpleNamespace(hf_text_config=text, hf_config=SimpleNamespace(text_config=text) if whole else text)
+    with pytest.raises(ModelError, match="without another sliding_window") as refused:
+        _require_read(model, {"sliding_window": 63})
+    assert refused.value.hint == f"start it with --hf-overrides '{given}'"
+    text.sliding_window = 63
+    _require_read(model, {"sliding_window": 63})

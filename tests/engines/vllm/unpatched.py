@@ -59,14 +59,29 @@ def convolves_one_token() -> bool:
     return bool(states[1, :, -1].all())
 
 
+def scales_queries(stated: dict[str, Any]) -> bool:
+    """Whether ministral3 scales the queries of far tokens if config.json also has this."""
+    from transformers import CONFIG_MAPPING
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.models import llama, mistral
+
+    text = CONFIG_MAPPING["ministral3"].from_dict({**known()["ministral3"], **stated})
+    with set_current_vllm_config(VllmConfig()), patch.object(llama, "Attention"):
+        attention = mistral.MistralAttention(text, text.hidden_size, 4, 2, prefix="model.layers.0.self_attn")
+    return bool(attention.do_llama_4_scaling) and attention.llama_4_scaling_beta == 0.1
+
+
 def examine(folder: Path) -> dict[str, list[bool]]:
     from transformers import CONFIG_MAPPING
 
-    windows, convolutions = VLLM_PATCHES
+    windows, queries, convolutions = VLLM_PATCHES
     cohere = ReadByVLLM(CONFIG_MAPPING["cohere2"].from_dict({"sliding_window": WINDOW, "layer_types": None}), "cpu")
     without: Any = window_of(WINDOW, folder)
     windows.apply(cohere)
     found = {windows.what: [without != WINDOW, window_of(cohere.overrides["sliding_window"], folder) == WINDOW]}
+    ministral = ReadByVLLM(CONFIG_MAPPING["ministral3"].from_dict(dict(known()["ministral3"])), "cpu")
+    queries.apply(ministral)
+    found |= {queries.what: [not scales_queries({}), scales_queries(ministral.overrides)]}
     needed = not convolves_one_token()
     convolutions.apply(ReadByVLLM(CONFIG_MAPPING["qwen3_5"]().get_text_config(decoder=True), "cpu"))
     return found | {convolutions.what: [needed, convolves_one_token()]}

@@ -69,6 +69,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     _torch("epsilon of latent vectors ignored", "glm4_moe_lite_epsilon", latent.stated_epsilon),
     _mlx("keys and values of heads kept in place of latent vectors (the same)", "", latent.kept_latents),
     _vllm("windows longer by one", "cohere2", cohere.shorter_windows),
+    _vllm("queries of far tokens not scaled", "ministral3", plain.scaled_queries),
     _vllm("failure on prompts of one token, on a CPU", "qwen3_5 qwen3_5_moe", delta.prompts_of_one_token),
 )
 MLX_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "mlx-lm")

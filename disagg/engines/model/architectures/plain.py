@@ -1,4 +1,5 @@
-"""Windows and rotary embeddings that a checkpoint's configuration states and mlx-lm does not compute, of any model.
+"""Windows and rotary embeddings that a checkpoint's configuration states and mlx-lm does not compute, of any model; and
+queries that vLLM does not scale.
 
 Which side is right follows from the configuration: the reference has what it states (`profile.ModelProfile`).
 """
@@ -12,9 +13,20 @@ from typing import Any
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import LoadedByMLX, layer_kinds
+from disagg.engines.model.architectures.base import LoadedByMLX, ReadByVLLM, layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
 from disagg.planning.refusals import rope_type
+
+
+def scaled_queries(read: ReadByVLLM) -> list[PreflightFinding]:
+    """State by how much ministral3 multiplies the queries of far tokens where vLLM 0.32 reads it: not among the
+    parameters of the rotary embedding, where config.json has it."""
+    parameters = getattr(read.text_config, "rope_parameters", None) or {}
+    beta, original = (parameters.get(key) for key in ("llama_4_scaling_beta", "original_max_position_embeddings"))
+    if read.text_config.model_type != "ministral3" or not beta or not original:
+        return []
+    read.overrides["llama_4_scaling"] = {"beta": beta, "original_max_position_embeddings": original}
+    return [PreflightFinding("queries", "patched", f"vLLM does not scale queries after {original} tokens; set right")]
 
 
 def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:

@@ -64,7 +64,7 @@ PLAIN: Mapping[str, dict[str, Any]] = {
             "rope_type": "yarn",
             "rope_theta": 10000.0,
             "factor": 4.0,
-            "original_max_position_embeddings": 2048,
+            "original_max_position_embeddings": 64,  # queries after these are scaled
             "beta_fast": 32.0,
             "beta_slow": 1.0,
             "mscale": 1.0,
