@@ -157,7 +157,12 @@ def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {**entry, "text_config": with_wide_heads(entry["text_config"])}
     heads = {key: 2 for key in HEADS if key in entry or key == "num_attention_heads"}
     heads |= {key: min(2, entry.get(key) or 2) for key in KV_HEADS if key in entry or key == "num_key_value_heads"}
-    widths = {key: width for key, width in WIDTHS.items() if entry.get(key)}
+    widths: dict[str, Any] = {key: width for key, width in WIDTHS.items() if entry.get(key)}
+    for key in ("rope_parameters", "rope_scaling"):  # its parts of a head, together half of it
+        if section := (entry.get(key) or {}).get("mrope_section"):
+            width = entry.get("head_dim") or entry["hidden_size"] // entry["num_attention_heads"]
+            wider = [part * WIDTHS["head_dim"] // width for part in section]
+            widths[key] = {**entry[key], "mrope_section": wider}
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 

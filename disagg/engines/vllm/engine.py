@@ -6,6 +6,7 @@ several ranks vLLM runs one worker process for each; the KV leaves from there.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -95,8 +96,9 @@ class VLLMEngine(SendingEngine):
         """ModelError for what vLLM can load but not compute."""
         prompt = [0] * min(64, self.info.profile.context - 2)
         try:
-            for _ in self.generate(prompt, Sampling(max_tokens=2, ignore_eos=True)):
-                pass
+            for token in self.generate(prompt, Sampling(max_tokens=2, ignore_eos=True)):
+                if not math.isfinite(token.logprob):
+                    raise load.cannot_compute(ArithmeticError("its log-probabilities are not numbers"))
             self.info = replace(self.info, evidence=self.evidence())
         except DisaggError:
             raise

@@ -24,14 +24,19 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     for found in engine.collective_rpc(norm_epsilons)[::ranks]:
         require_norms(found, engine.model_config)
     stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
-    return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference)
+    tied = next((found for found in engine.collective_rpc(tied_head) if found is not None), None)
+    return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference, tied=tied)
 
 
-def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile) -> ModelProfile:
-    """The profile of a whole model, from the layers of one rank, or of one rank of each stage. config: a VllmConfig."""
+def of_ranks(
+    layers: Sequence[LayerProfile], config: Any, reference: ModelProfile, *, tied: bool | None
+) -> ModelProfile:
+    """The profile of a whole model, from the layers of one rank, or of one rank of each stage. config: a VllmConfig.
+    tied: as of `tied_head`."""
     model = config.model_config
     return replace(
         reference,
+        tied=tied,
         source="vllm",
         architecture=str(model.hf_text_config.model_type),
         vocab_size=int(model.get_vocab_size()),
@@ -100,6 +105,23 @@ def rank_weight_bytes(worker: Any) -> int:
     """Bytes of one rank's weights. Called in a worker."""
     tensors = {id(t): t for t in worker.get_model().parameters()}
     return sum(int(tensor.nbytes) for tensor in tensors.values())
+
+
+def tied_head(worker: Any) -> bool | None:
+    """Whether the output head is the embeddings; None if this worker has no head, or a packed one. Called in it."""
+    import torch
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    heads, embeddings = list[torch.Tensor](), list[torch.Tensor]()
+    for name, module in worker.get_model().named_modules(remove_duplicate=False):
+        if (weight := getattr(module, "weight", None)) is None:
+            continue
+        if isinstance(module, ParallelLMHead) or name.rpartition(".")[2] == "lm_head":
+            heads.append(weight)
+        elif isinstance(module, VocabParallelEmbedding):
+            embeddings.append(weight)
+    alike = [one for one in embeddings if heads and (one.shape, one.dtype) == (heads[0].shape, heads[0].dtype)]
+    return any(torch.equal(heads[0], one) for one in alike) if alike else None
 
 
 def layer_profiles(worker: Any) -> list[LayerProfile]:

@@ -91,7 +91,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_measured() -> None:
     )
     config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=1))
     reference = ModelProfile("checkpoint", "gemma3_text", 9, 99, (), "", "", "", frozenset())
-    assert of_ranks([], config, reference).architecture == "gemma3_text"
+    assert of_ranks([], config, reference, tied=None).architecture == "gemma3_text"
     with pytest.raises(ModelError, match="has 1e-06"):
         require_norms(NormEpsilons([1e-5], []), model)
 

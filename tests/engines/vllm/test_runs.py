@@ -200,6 +200,16 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
         assert (options.prompts_kv_bytes, engine.info.kv_bytes) == (400, 200)
 
 
+def test_a_model_of_which_vllm_computes_no_numbers_is_refused(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = engine_on(FakeVLLM(), reports)
+    engine.info = SimpleNamespace(profile=SimpleNamespace(context=512))
+    monkeypatch.setattr(engine, "generate", lambda tokens, sampling: iter([Token(3, float("nan"))]))
+    with pytest.raises(ModelError, match="cannot compute this model: ArithmeticError: its log-probabilities are not"):
+        engine.warm_up()
+
+
 @pytest.mark.parametrize(
     ("error", "message", "hint"),
     [

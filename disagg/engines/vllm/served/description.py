@@ -115,7 +115,7 @@ def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) ->
     try:
         model = model_around(attention)
         worker = SimpleNamespace(get_model=lambda: model)
-        actual = profile.of_ranks(profile.layer_profiles(worker), config, reference)
+        actual = profile.of_ranks(profile.layer_profiles(worker), config, reference, tied=profile.tied_head(worker))
         profile.require_norms(profile.norm_epsilons(worker), config.model_config)
         return RankInfo(compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
