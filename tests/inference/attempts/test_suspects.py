@@ -16,13 +16,25 @@ from disagg.api.events import Event
 from disagg.api.requests import GenerateBody
 from disagg.api.status import Load
 from disagg.errors import DisaggError, RequestEndedHosts
+from disagg.inference.attempts.suspects import Asked
 from disagg.inference.client import AsyncClient
 from disagg.inference.options import request_body
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion
 from disagg.strikes import marks
 from tests.inference.attempts.test_handoff import PROMPT, SHIPPED
-from tests.inference.scripted import Body, Script, ScriptedHost, client_of, done, progress, slot, tokens, whole
+from tests.inference.scripted import (
+    Body,
+    Script,
+    ScriptedHost,
+    client_of,
+    described_host,
+    done,
+    progress,
+    slot,
+    tokens,
+    whole,
+)
 
 POISON = 666
 LUCKY = 7  # the seed of a poisonous request that is computed all the same
@@ -291,3 +303,9 @@ async def test_prefill_hosts_that_end_with_a_prompt_are_excused_by_those_that_ha
         else:
             assert (await client.generate("m", **options)).metrics.method == "fallback"
         assert sum(len(hosts[name].asked) for name in scripts) == 2 + (0 if ended else 2)
+
+
+def test_two_ends_of_a_host_whose_starts_are_not_known_are_not_taken_for_one() -> None:
+    host = described_host("d1", 9)
+    assert Asked(host, "b", False).start == Asked(host, "b", True).start != Asked(host, "c", False).start
+    assert Asked(host, "", False).start != Asked(host, "", False).start
