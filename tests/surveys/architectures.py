@@ -8,12 +8,16 @@ transformers and mlx-lm, and between two hosts with mlx-lm. Takes about 20 secon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING
 
+from disagg.api.events import TokenLogprob
+from disagg.engines.base import Token
+from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import LoadedByTransformers
 from disagg.engines.model.architectures.patches import TRANSFORMERS_PATCHES
@@ -23,7 +27,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
 from tests.engines.architectures.pairs import Pair, has_other_parts, running
-from tests.engines.mlx.mlx_parts import Reference, prompt
+from tests.engines.mlx.mlx_parts import Reference, prompt, start
 from tests.fleets import TOKEN, RunningFleet, write_hosts
 from tests.fleets import running as running_fleet
 from tests.surveys.tables import NOT_TRIED, failure, short
@@ -32,65 +36,112 @@ LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 DIVIDED = (65, 200, 700)
 HELD = 200
 TOKENS = 64
+ANSWER: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+LEAST_GAP = 1e-3
+"""Of the log-probabilities of the two likeliest tokens. Of closer ones rounding decides which is the likelier."""
+MOST_SEEDS = 20
 COLUMNS = ("transformers", "layers", "splits", "difference", "bytes per token", "bytes of states")
 LEAST_LAYERS = 12  # of a published model
 
 
-async def served(fleet: RunningFleet) -> str:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt, and what mlx-lm alone answers."""
+
+    tokens: Sequence[int]
+    answer: Sequence[int]
+
+
+class NoClearPromptError(Exception):
+    """Each of the candidates of this length is answered with nearly equal tokens."""
+
+
+def candidates(length: int) -> Iterator[list[int]]:
+    return (prompt(length, seed=seed) for seed in range(length, length + MOST_SEEDS * 1000, 1000))
+
+
+def is_clear(answer: Sequence[Token | TokenLogprob]) -> bool:
+    """Whether no token of an answer was nearly as likely as another one."""
+    return all(one.top[0][1] - one.top[1][1] >= LEAST_GAP for one in answer)
+
+
+def clear_prompt(decode: MLXDecodeEngine, length: int, count: int) -> list[int]:
+    """A prompt of this length whose answer of so many tokens is clear for mlx-lm."""
+    for tokens in candidates(length):
+        asked = start(decode, tokens, max_tokens=count, logprobs=2)
+        asked.result()
+        if is_clear(asked.tokens):
+            return tokens
+    raise NoClearPromptError(length)
+
+
+async def answered_by_mlx(fleet: RunningFleet) -> dict[int, Asked]:
+    """A prompt of each length, whose answer has no token that is nearly as likely as another one."""
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+
+        async def answered(length: int) -> Asked:
+            for tokens in candidates(length):
+                salt = f"alone {tokens[:8]}"
+                answer = await client.generate(
+                    "m", tokens=tokens, alone="decode", logprobs=2, cache_salt=salt, **ANSWER
+                )
+                if is_clear(answer.tokens):
+                    return Asked(tokens, ids(answer))
+            raise NoClearPromptError(length)
+
+        return dict(zip(LENGTHS, await asyncio.gather(*map(answered, LENGTHS)), strict=True))
+
+
+async def served(fleet: RunningFleet, prompts: Mapping[int, Asked]) -> str:
     """The verdict on a running fleet: exact, or the first prompt that is answered otherwise."""
     text = fleet.folder / "text"
     reference = Reference(text if text.is_dir() else fleet.folder / "model")
     loaded = LoadedByTransformers(reference.model, reference.model.config.get_text_config(decoder=True))
     for patch in TRANSFORMERS_PATCHES:
         patch.apply(loaded)
-    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
-
-        async def answers(**how: Any) -> list[Completion]:
-            return await asyncio.gather(
-                *(
-                    client.generate("m", tokens=prompt(n, seed=n), cache_salt=f"{how}{n}", **options, **how)
-                    for n in LENGTHS
-                )
+        handed_over = await asyncio.gather(
+            *(
+                client.generate("m", tokens=one.tokens, cache_salt=f"{length}", local_prefill=False, **ANSWER)
+                for length, one in prompts.items()
             )
-
-        handed_over = await answers(local_prefill=False)
-        alone = await answers(alone="decode")
-    for length, answer, other in zip(LENGTHS, handed_over, alone, strict=True):
-        ids = [token.id for token in answer.tokens]
-        if ids != reference.greedy(prompt(length, seed=length), TOKENS, draft=ids):
+        )
+    for (length, one), made in zip(prompts.items(), handed_over, strict=True):
+        if ids(made) != reference.greedy(one.tokens, TOKENS, draft=ids(made)):
             return f"**differs** from transformers at {length} tokens"
-        if ids != [token.id for token in other.tokens]:
+        if ids(made) != one.answer:
             return f"**differs** from mlx-lm at {length} tokens"
-        if length > 1 and answer.metrics.method != "disaggregated":
-            return f"**no hand-off**: {answer.metrics.method}"
+        if length > 1 and made.metrics.method != "disaggregated":
+            return f"**no hand-off**: {made.metrics.method}"
     return "exact"
 
 
-async def divided(fleet: RunningFleet, count: int) -> str:
+async def divided(fleet: RunningFleet, asked: Mapping[int, Asked], count: int) -> str:
     """Whether prompts that are divided on a running fleet are answered as by its decode host alone, or the first that
     is not. count: layers of the model."""
-    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
 
         async def answer(tokens: Sequence[int], salt: str, **how: Any) -> Completion:
-            return await client.generate("m", tokens=tokens, cache_salt=salt, **options, **how)
+            return await client.generate("m", tokens=tokens, cache_salt=salt, **ANSWER, **how)
 
-        prompts = [prompt(length, seed=length) for length in DIVIDED]
-        alone = [await answer(tokens, "alone", alone="decode") for tokens in prompts]
+        prompts = [asked[length] for length in DIVIDED]
+        longest = prompts[-1]
         for layers in sorted({max(1, count // 4), count // 2, count * 3 // 4}):
             how = {"split": layers, "local_prefill": False}
-            made = await asyncio.gather(*(answer(tokens, f"{layers}", **how) for tokens in prompts))
-            await answer(prompts[-1][:HELD], f"{layers} held", **how)
-            made += [await answer(prompts[-1], f"{layers} held", **how)]
-            for tokens, one, expected in zip((*prompts, prompts[-1]), made, (*alone, alone[-1]), strict=True):
+            made = await asyncio.gather(*(answer(one.tokens, f"{layers}", **how) for one in prompts))
+            await answer(longest.tokens[:HELD], f"{layers} held", **how)
+            made += [await answer(longest.tokens, f"{layers} held", **how)]
+            for asked_for, one in zip((*prompts, longest), made, strict=True):
+                where = f"after {layers} layers at {len(asked_for.tokens)} tokens"
                 if one.metrics.layers != layers:
-                    return f"**no split** after {layers} layers at {len(tokens)} tokens"
-                if [token.id for token in one.tokens] != [token.id for token in expected.tokens]:
-                    return f"**differs** after {layers} layers at {len(tokens)} tokens"
+                    return f"**no split** {where}"
+                if ids(one) != asked_for.answer:
+                    return f"**differs** {where}"
     return "exact"
+
+
+def ids(answer: Completion) -> list[int]:
+    return [token.id for token in answer.tokens]
 
 
 def cells(name: str, entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -119,12 +170,13 @@ def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
         tiny_models.make_from(entry["text_config"], folder / "text")
     splits = f"refused: {split.refusal}" if split.refusal else ""
     with running_fleet(write_hosts(folder, {"m": model}, prefill={"chunk_tokens": 48})) as fleet:
-        found = asyncio.run(served(fleet))
-        splits = splits or asyncio.run(divided(fleet, split.layers))
+        prompts = asyncio.run(answered_by_mlx(fleet))
+        found = asyncio.run(served(fleet, prompts))
+        splits = splits or asyncio.run(divided(fleet, prompts, split.layers))
     if splits == "exact":
         path = write_hosts(folder, {"m": model}, prefill_engine="mlx", prefill={"chunk_tokens": 48})
         with running_fleet(path) as fleet:
-            splits = asyncio.run(divided(fleet, split.layers))
+            splits = asyncio.run(divided(fleet, prompts, split.layers))
             splits = splits if splits == "exact" else f"from mlx-lm: {splits}"
     return ("patched" if patched and found == "exact" else found), splits, f"{difference:.0e}"
 

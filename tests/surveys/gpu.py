@@ -156,7 +156,8 @@ def _served(task: Task, folder: Path) -> tuple[str, str]:
     if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
         tiny_models.make_from(entry["text_config"], folder / "text")
     with running(write_hosts(folder, {"m": folder / "model"}, prefill=prefill), forks=False) as fleet:
-        found = asyncio.run(architectures.served(fleet))
+        prompts = asyncio.run(architectures.answered_by_mlx(fleet))
+        found = asyncio.run(architectures.served(fleet, prompts))
         if found != "exact":
             return found, ""
         backend = fleet.status(next(name for name in fleet.fleet.hosts if "prefill" in name))["backend"]

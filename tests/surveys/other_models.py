@@ -101,9 +101,10 @@ def tiny(name: str) -> dict[str, Any]:
 
 def compared(pair: Any) -> str:
     """Answers after a hand-off compared with each framework alone."""
-    from tests.engines.mlx.mlx_parts import prompt, start
+    from tests.engines.mlx.mlx_parts import start
+    from tests.surveys.architectures import clear_prompt
 
-    prompts = {length: prompt(length, seed=length) for length in LENGTHS}
+    prompts = {length: clear_prompt(pair.decode, length, TOKENS) for length in LENGTHS}
     handed_over = {
         length: start(pair.decode, tokens, pair.kv(tokens), max_tokens=TOKENS) for length, tokens in prompts.items()
     }

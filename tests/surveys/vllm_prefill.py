@@ -39,6 +39,7 @@ from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
 from tests.surveys import vllm_served
+from tests.surveys.architectures import Asked, clear_prompt
 from tests.surveys.tables import ENDED, GOOD, NEAR, NOT_TRIED, failure, short, state
 from tests.surveys.vllm_calls import CONTEXT
 
@@ -125,11 +126,13 @@ def along(tokens: Sequence[int]) -> list[int]:
 def cells(entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Of the row of a model: alone, and with two ranks if it serves it alone. What is exact here is also served.
     folder: of its own."""
-    found = {"vllm": NOT_TRIED, "ranks": NOT_TRIED}
+    found, prompts = {"vllm": NOT_TRIED, "ranks": NOT_TRIED}, dict[int, Asked]()
     for ranks, column in enumerate(found, 1):
         place = folder / column
         cell = row(entry, place, ranks).partition(" | ")[0]
-        found[column] = vllm_served.verdict(place / "model", place / "servers", ranks) if cell in GOOD else cell
+        if cell in GOOD:
+            cell = vllm_served.verdict(place / "model", place / "servers", ranks, prompts)
+        found[column] = cell
         if state(found[column]) not in (*GOOD, NEAR):
             break
     return found
@@ -202,7 +205,10 @@ class Exchange:
         self, decode: MLXDecodeEngine, tickets: Tickets, to: KVAddress, folder: Path, dtype: DType = "float32"
     ) -> None:
         self._decode, self._tickets, self._to, self._folder, self._dtype = decode, tickets, to, folder, dtype
-        self._prompts = {length: prompt(length, seed=length) for length in LENGTHS}
+        self._prompts = {
+            length: clear_prompt(decode, length, TOKENS) if dtype == "float32" else prompt(length, seed=length)
+            for length in LENGTHS
+        }
         self._whole = [*prompt(200, seed=200), *prompt(TOKENS, seed=1)[:-1]]
         self._logits = folder / "logits.npy"
         exact = dtype == "float32"

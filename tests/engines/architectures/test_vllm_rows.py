@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from disagg.api.events import TokenLogprob
 from tests.engines.architectures.configs import config
+from tests.surveys.architectures import is_clear
 from tests.surveys.tables import known
 from tests.surveys.vllm_prefill import Answers, verdict, with_wide_heads
 
@@ -26,6 +28,12 @@ TEXT, OTHER = [5, 6, 7, 8], [5, 6, 7, 9]
 )
 def test_a_verdict_names_the_first_prompt_that_is_answered_otherwise(answers: dict[int, Answers], shown: str) -> None:
     assert verdict(answers) == shown
+
+
+@pytest.mark.parametrize(("second", "clear"), [(-1.002, True), (-1.0005, False), (-1.0, False)])
+def test_an_answer_with_two_tokens_that_rounding_decides_between_shows_nothing(second: float, clear: bool) -> None:
+    certain = TokenLogprob(5, -1.0, ((5, -1.0), (6, -2.0)))
+    assert is_clear([certain, TokenLogprob(7, -1.0, ((7, -1.0), (8, second)))]) is clear
 
 
 def test_heads_are_as_wide_as_vllms_attention_on_cpus_needs_them() -> None:
