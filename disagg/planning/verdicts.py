@@ -36,10 +36,12 @@ SERIES: Final[Mapping[str, str]] = {"transformers": "5.23", "mlx-lm": "0.32", "v
 FILE: Final = Path(__file__).with_suffix(".toml")
 VERDICTS: Final[Mapping[str, Mapping[str, Any]]] = tomli.loads(FILE.read_text(encoding="utf-8"))
 """By the model type of a config.json: `transformers` and `vllm`, each the state and then why, and `served` if real
-servers were compared. `text`: the model type of the part that reads text, if that is another one. `defaults` and
+servers were compared. `text`: the model types of the part that reads text, if those are others. `defaults` and
 `names`: of the keys that decide, what transformers has if config.json leaves them out, and what config.json calls
 them."""
-VERIFIED: Final = frozenset(str(one.get("text", name)) for name, one in VERDICTS.items() if one.get("served"))
+VERIFIED: Final = frozenset(
+    text for name, one in VERDICTS.items() if one.get("served") for text in str(one.get("text", name)).split()
+)
 """The architectures whose hand-off disagg's own tests compare with both frameworks alone, in float32."""
 _STATES: Final[Mapping[str, State]] = {"exact": "exact", "patched": "patched", "near (bfloat16)": "near"}
 """Of models that are handed over, by the first words of an entry."""
@@ -105,7 +107,7 @@ def stated(config: Mapping[str, Any], outer: str = "", context: int = 0) -> Conf
     model type of the whole. context: tokens with which it is served."""
     inner = config.get("model_type")
     named = isinstance(inner, str) and inner not in (outer, *_OTHER_NAMES.get(outer, ()))
-    text = known_as(str(inner if named else _entry(outer).get("text", outer)))
+    text = known_as(str(inner if named else _texts(outer)[0]))
     entry, rope = _entry(text), config.get("rope_parameters") or config.get("rope_scaling")
     renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
     if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
@@ -143,12 +145,17 @@ def _refusal(config: Mapping[str, Any], text: Config, engine: Engine, context: i
     return (refusal_of_vllm(text, engine.device, engine.tensor_parallel) if with_vllm else "", _OTHER_ENGINE)
 
 
+def _texts(outer: str) -> list[str]:
+    """The model types of the part that reads text with which a whole model was compared."""
+    return str(_entry(outer).get("text", outer)).split() or [outer]
+
+
 def _of_type(outer: str, text: str) -> Verdict:
     """The verdict on all models of a type, with transformers and mlx-lm."""
     entry = _entry(outer)
     state, _, why = str(entry.get("transformers", "")).partition(": ")
     if state in _STATES:
-        if text not in (outer, entry.get("text", text)):
+        if text != outer and text not in _texts(outer):
             return Verdict(outer, "unknown", f"with a part of type {text} it was not compared: disagg verify does")
         return Verdict(outer, _STATES[state])
     if state == "refused":

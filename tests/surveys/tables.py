@@ -139,7 +139,7 @@ def verdicts(rows: Mapping[str, Row]) -> dict[str, dict[str, str]]:
         if name in entries and row["transformers"] in GOOD:
             of_type["served"] = "true"
         if text_type(entry) != entry["model_type"]:
-            of_type["text"] = text_type(entry)
+            of_type["text"] = " ".join(dict.fromkeys((*of_type.get("text", "").split(), text_type(entry))))
     return found
 
 
