@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx import nn
@@ -152,8 +152,8 @@ def load(
     except Exception as error:
         # Which one depends on the architecture: unknown model_type, keys missing from config.json, tensors missing,
         # left over or of another shape.
-        hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
-        raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
+        hint = "compare config.json and the weights with the model's original, or use another model"
+        raise ModelError(f"mlx-lm cannot load {path}: {_in_words(error)}", hint) from error
     _require_computable(model, dtype, device)
     nbytes = sum(array.nbytes for array in weights)
     first = model if layers is None else first_layers(model, layers)
@@ -330,8 +330,25 @@ def _modules(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, nn.Module)]
 
 
-def _short(error: BaseException) -> str:
+_WORDS: Final = (
+    (r"Missing (\d+) parameters: ([^,. ][^, ]*[^,. ])", r"\1 weights that config.json describes are missing, \2 first"),
+    (
+        r"Received (\d+) parameters not in model: ([^,. ][^, ]*[^,. ])",
+        r"its model has no place for \1 weights, \2 first",
+    ),
+    (r"Expected shape .* for parameter (\S+)", r"the weight \1 has another shape than config.json describes"),
+    (r"Model type (\S+) not supported\.", r"it does not know the model type \1"),
+    (r".*missing \d+ required positional arguments?: (.*)", r"config.json leaves out \1"),
+)
+"""What mlx-lm says when it does not load a model, and that in plain words."""
+
+
+def _in_words(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    for said, words in _WORDS:
+        if found := re.match(said, text):
+            return found.expand(words).replace("'", "")
+    text = f"{type(error).__name__}: {text}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -299,8 +299,11 @@ def _text_config(path: Path, context: int | None) -> Any:
             text.rope_parameters = for_context(parameters, context)
         return text
     except Exception as error:  # which one depends on the key whose value is none that transformers expects
+        said = " ".join(str(error).split())[:300] or repr(error)
+        unknown = re.search("model type `(.*)` but Transformers does not recognize", said)
+        why = f"it does not know the model type {unknown[1]}" if unknown else said
         raise ModelError(
-            f"{path / 'config.json'}: transformers cannot read it: {' '.join(str(error).split())[:300] or repr(error)}",
+            f"{path / 'config.json'}: transformers cannot read it: {why}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
 

@@ -70,8 +70,11 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture
+        said = first_line(error)
+        if "ignore_mismatched_sizes" in said:  # an option of its own, which is not the user's
+            said = "its weights have other shapes than config.json describes"
         raise ModelError(
-            f"{path}: transformers cannot load it: {first_line(error)}", "check the files, and the engine's options"
+            f"{path}: transformers cannot load it: {said}", "check the files, and the engine's options"
         ) from error
     _name_decoder(model)
     try:

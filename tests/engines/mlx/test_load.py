@@ -180,13 +180,34 @@ def test_weights_of_another_shape_are_a_model_error(copy: Callable[[str], Path])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 100}))
 
-    with pytest.raises(ModelError, match="mlx-lm cannot load"):
+    with pytest.raises(ModelError, match=r"mlx-lm cannot load .*: the weight \S+ has another shape than config.json"):
+        load(folder, dtype="float32", device=mx.cpu)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 5}, r"18 weights that config.json describes are missing, model.layers.3.\S+ first"),
+        ({"num_hidden_layers": 2}, r"its model has no place for 9 weights, model.layers.2.\S+ first"),
+        ({"rms_norm_eps": None}, r"config.json leaves out rms_norm_eps"),
+    ],
+    ids=["missing", "left over", "no key"],
+)
+def test_what_mlx_lm_says_of_a_model_that_it_cannot_load_is_put_in_plain_words(
+    changes: dict[str, Any], reason: str, copy: Callable[[str], Path]
+) -> None:
+    folder = copy("llama")
+    config = json.loads((folder / "config.json").read_text()) | changes
+    stated = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(stated))
+
+    with pytest.raises(ModelError, match=reason):
         load(folder, dtype="float32", device=mx.cpu)
 
 
 @pytest.mark.parametrize(
     ("model_type", "reason"),
-    [("abacus", "abacus not supported"), ("olmo", "olmo needs a package that is not installed")],
+    [("abacus", "it does not know the model type abacus"), ("olmo", "olmo needs a package that is not installed")],
     ids=["no module", "a module that ends the process"],
 )
 def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engines.architectures.configs.parts import EXPERTS, LATENT, ROUTED, text_part
+from tests.engines.architectures.configs.parts import EXPERTS, LATENT, MINISTRAL3, ROUTED, text_part
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 _GEMMA4 = {
@@ -179,6 +179,10 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     "mistral3": {
         "architectures": ["Mistral3ForConditionalGeneration"],
         **text_part("mistral3", model_type="mistral", head_dim=16, sliding_window=None),
+    },
+    "mistral3_ministral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        **text_part("mistral3", model_type="ministral3", **MINISTRAL3),
     },
     "qwen2_vl": {"architectures": ["Qwen2VLForConditionalGeneration"], **text_part("qwen2_vl", **_QWEN2_VL)},
     "qwen2_5_vl": {

@@ -39,6 +39,21 @@ GRANITE = {
 }
 
 
+MINISTRAL3 = {
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,  # queries after these are scaled
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 IMAGES: Mapping[str, dict[str, Any]] = {
     "gemma3": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engines.architectures.configs.parts import EXPERTS, GRANITE, ROUTED, SLIDING
+from tests.engines.architectures.configs.parts import EXPERTS, GRANITE, MINISTRAL3, ROUTED, SLIDING
 from tests.tiny_models import WINDOW
 
 _GPT = {
@@ -57,21 +57,7 @@ PLAIN: Mapping[str, dict[str, Any]] = {
         "rope_scaling": None,
     },
     "seed_oss": {"architectures": ["SeedOssForCausalLM"], "head_dim": 16, "attention_bias": True},
-    "ministral3": {
-        "architectures": ["Ministral3ForCausalLM"],
-        "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,  # queries after these are scaled
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
+    "ministral3": {"architectures": ["Ministral3ForCausalLM"], **MINISTRAL3},
     "minimax_m2": {
         "architectures": ["MiniMaxM2ForCausalLM"],
         "head_dim": 32,
