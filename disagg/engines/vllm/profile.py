@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     ranks = engine.vllm_config.parallel_config.tensor_parallel_size
     for found in engine.collective_rpc(norm_epsilons)[::ranks]:
         require_norms(found, engine.model_config)
+    require_angles(min(engine.collective_rpc(turned_positions)), reference.context)
     stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
     tied = next((found for found in engine.collective_rpc(tied_head) if found is not None), None)
     return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference, tied=tied)
@@ -94,6 +96,22 @@ def require_norms(found: NormEpsilons, model: Any) -> None:
                 f"vLLM normalises {what} with an epsilon of {other[0]:g}, {whose} {wanted:g}",
                 "use the engine transformers for this checkpoint",
             )
+
+
+def turned_positions(worker: Any) -> float:
+    """For how many tokens the rotary modules of this rank have angles; infinity without any. Called in a worker."""
+    tables = (getattr(module, "cos_sin_cache", None) for module in worker.get_model().modules())
+    return min((float(len(table)) for table in tables if table is not None), default=math.inf)
+
+
+def require_angles(positions: float, context: int) -> None:
+    """ModelError if there are too few: vLLM reads behind them. With YaRN it has original_max_position_embeddings times
+    the factor, whatever max_position_embeddings is."""
+    if positions < context:
+        raise ModelError(
+            f"vLLM turns the vectors of {positions:g} tokens, the context is {context}",
+            f"set the model's context to {positions:g} or less, or use the engine transformers",
+        )
 
 
 def weight_bytes(engine: Any) -> int:

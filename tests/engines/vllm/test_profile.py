@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from disagg.api.layout import LayerLayout
 from disagg.config import EngineOptions
@@ -18,7 +19,9 @@ from disagg.engines.vllm.profile import (
     norm_epsilons,
     of_all_ranks,
     of_ranks,
+    require_angles,
     require_norms,
+    turned_positions,
 )
 from disagg.errors import ModelError
 
@@ -55,6 +58,17 @@ def test_latent_vectors_that_mlx_lm_normalises_with_another_epsilon_are_refused(
     wrong = pytest.raises(ModelError, match="latent vectors with an epsilon of 1e-05, mlx-lm with 1e-06")
     with wrong if refused else nullcontext():
         require_norms(norm_epsilons(worker), model_with(stated, kind))
+
+
+def test_a_context_for_which_vllm_has_no_angles_is_refused() -> None:
+    modules = [SimpleNamespace(cos_sin_cache=torch.zeros(rows, 4)) for rows in (512, 256)]
+    worker = SimpleNamespace(get_model=lambda: SimpleNamespace(modules=lambda: [SimpleNamespace(), *modules]))
+    require_angles(turned_positions(worker), 256)
+    with pytest.raises(ModelError, match="turns the vectors of 256 tokens, the context is 257") as refused:
+        require_angles(turned_positions(worker), 257)
+    assert refused.value.hint.startswith("set the model's context to 256 or less")
+    unturned = SimpleNamespace(get_model=lambda: SimpleNamespace(modules=lambda: [SimpleNamespace()]))
+    require_angles(turned_positions(unturned), 1 << 20)
 
 
 def test_the_norms_before_the_layers_and_those_of_latent_vectors_are_distinguished() -> None:

@@ -117,6 +117,7 @@ def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) ->
         worker = SimpleNamespace(get_model=lambda: model)
         actual = profile.of_ranks(profile.layer_profiles(worker), config, reference, tied=profile.tied_head(worker))
         profile.require_norms(profile.norm_epsilons(worker), config.model_config)
+        profile.require_angles(profile.turned_positions(worker), reference.context)
         return RankInfo(compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
         return RankInfo((PreflightFinding("model", "refused", str(error)),), 0)
