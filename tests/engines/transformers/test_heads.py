@@ -222,8 +222,8 @@ def test_the_first_layers_loaded_alone_are_the_head_of_the_whole_model(tiny: Tin
     tied, names = part._model.config.tie_word_embeddings, dict(part._model.named_parameters())
     assert not any(".layers.2." in name for name in names) and ("lm_head.weight" in names) <= tied
     assert part.info.memory_bytes < whole.info.memory_bytes
-    of_whole = [(one.component, one.status) for one in whole.info.preflight if one.component != "output head"]
-    assert [(one.component, one.status) for one in part.info.preflight] == of_whole
+    of_part, of_whole = ({one.component: one.status for one in engine.info.preflight} for engine in (part, whole))
+    assert of_part.items() <= of_whole.items() and of_whole.keys() - of_part <= {"output head"}  # which is not loaded
 
 
 def test_of_first_layers_neither_answers_nor_whole_prompts_are_computed(tiny: TinyModel) -> None:
