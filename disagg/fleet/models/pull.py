@@ -152,7 +152,14 @@ class Models:
             for host in wanted
             if host.name in by_name
         }
-        return [done.get(host.name) or there[host.name] for host in wanted if host.name in there]
+        lost = {(same_machine(one.host.address), one.source) for one in done.values() if one.result == "failed"}
+        beside = {  # on the machine of a host whose download failed
+            name: replace(one, result="failed", bytes=0)
+            for name, one in there.items()
+            if not by_name[name].model.complete and (same_machine(one.host.address), one.source) in lost
+        }
+        found = {**there, **beside, **done}
+        return [found[host.name] for host in wanted if host.name in found]
 
     def _carry_out(
         self,

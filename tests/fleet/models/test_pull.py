@@ -279,3 +279,13 @@ def test_a_copy_from_a_host_that_has_the_model_is_refused_likewise(
     (done,) = pulled([inventory(hosts[0]), there], hosts[:1])
     assert "transformers keeps the states of one prompt at a time" in present(done.error).message
     assert hub.asked == []
+
+
+def test_a_host_on_the_machine_of_one_whose_download_failed_has_nothing_either(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub(monkeypatch, "[]")
+    twin = replace(hosts[1], name="twin", address=hosts[0].address)
+    done = pulled([inventory(hosts[0]), inventory(twin)], [hosts[0], twin])
+    assert [one.result for one in done] == ["failed", "failed"]
+    assert [one.error is not None for one in done] == [True, False], "one message is enough"
