@@ -27,6 +27,9 @@ MAX_RUNNING = 64
 LONG_SHARE = 4
 """A prompt that is not alone gets this part of a step's tokens at most: vLLM serves prompts in order of arrival, and a
 long one would take whole steps until its end."""
+LEAST_SHARE = 0.01
+"""Of the GPU's memory that vLLM requires to be free before it loads: 92 % by default, so that it would not start beside
+other programs. How much it takes follows from kv_cache_memory_bytes whatever this is."""
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")
 """What the errors of torch, CUDA and its libraries contain if memory does not suffice."""
 
@@ -92,6 +95,7 @@ def arguments(
         "long_prefill_token_threshold": min(step // LONG_SHARE, context),
         "max_num_seqs": MAX_RUNNING,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
+        "gpu_memory_utilization": LEAST_SHARE,
         "enforce_eager": options.enforce_eager,
         "tensor_parallel_size": options.tensor_parallel,
         "pipeline_parallel_size": options.pipeline_parallel,

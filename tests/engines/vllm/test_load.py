@@ -128,6 +128,11 @@ def test_what_pydantic_found_wrong_is_named_and_not_how_many_errors_it_found() -
     assert "type=" not in refused.value.message
 
 
+def test_vllm_starts_beside_other_programs_that_have_most_of_the_gpus_memory() -> None:
+    made = load.arguments(Path("m"), 64, VLLM)
+    assert (made["kv_cache_memory_bytes"], made["gpu_memory_utilization"]) == (VLLM.kv_cache_memory_bytes, 0.01)
+
+
 def test_vllm_reads_another_window_of_cohere2_to_which_it_adds_one() -> None:
     read = ReadByVLLM(CONFIG_MAPPING["cohere2"].from_dict({"sliding_window": 64, "layer_types": None}), "cuda")
     found = [finding.status for patch in VLLM_PATCHES for finding in patch.apply(read)]
