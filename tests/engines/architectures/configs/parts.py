@@ -44,7 +44,7 @@ MINISTRAL3 = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
-        "factor": 4.0,
+        "factor": 128.0,
         "original_max_position_embeddings": 64,  # queries after these are scaled
         "beta_fast": 32.0,
         "beta_slow": 1.0,
