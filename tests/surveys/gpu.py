@@ -38,7 +38,7 @@ from tests.surveys.tables import FAILS, GOOD, failure, known, short, state
 LIMIT_S: Final = 240.0
 PAGE: Final = Path(__file__).parents[2] / "docs" / "architectures.md"
 PROMPT, ANSWER = 200, 64
-"""Tokens of what is compared in half precision."""
+"""Tokens of what the largest difference is of, and of what is compared in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,16 @@ def outcome(task: Task, folder: Path) -> tuple[str, str]:
 
 def _handed_over(task: Task, folder: Path) -> tuple[str, str]:
     from tests.engines.architectures.pairs import loaded
+    from tests.engines.mlx.mlx_parts import prompt
 
     with loaded(folder / "model", dtype=task.dtype, device=task.device) as pair:
         if task.dtype != "float32":
             return _in_half_precision(pair, task.dtype)
-        found, _, difference = other_models.compared(pair).partition(" | ")
+        found = other_models.compared(pair)
         findings = (*pair.prefill.info.preflight, *pair.decode.info.preflight)
         patched = found == "exact" and any(one.status == "patched" for one in findings)
-        return ("patched" if patched else found), difference
+        difference = pair.difference(prompt(PROMPT, seed=PROMPT), prompt(ANSWER, seed=1))
+        return ("patched" if patched else found), f"{difference:.0e}"
 
 
 def _in_half_precision(pair: Any, dtype: DType) -> tuple[str, str]:
