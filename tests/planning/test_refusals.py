@@ -50,6 +50,7 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
         (config("mamba2", time_step_limit=(0.0, float("inf"))), ""),
         (config("mamba2", time_step_limit=(0.0, 0.1)), "transformers limits its time steps in prompts"),
         (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
+        (config("qwen3_vl_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
         (config("phi3", rope_parameters={"type": "dynamic"}), ""),
         (config("jamba", rope_parameters={"type": "spiral"}), ""),
         (

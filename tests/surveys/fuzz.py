@@ -81,6 +81,40 @@ _VALUES: Mapping[str, Sequence[Any]] = {
     "logit_scale": (0.25, 0.5),
     "multi_query": (True, False),
 }
+# What is added, or takes the place of what a configuration has, whether it has such a key or not.
+_ADDED: Sequence[dict[str, Any]] = (
+    {"num_hidden_layers": 1},
+    {"sliding_window": 1},
+    {"sliding_window": 1500},
+    {"eos_token_id": [1, 4]},
+    {"rope_theta": 10000},
+    {"mlp_bias": True},
+    {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
+    {"use_qk_norm": False},
+    {"qk_layernorm": True},
+    {"n_shared_experts": 0},
+    {"scoring_func": "softmax"},
+    {"n_group": 2, "topk_group": 1},
+    {"num_nextn_predict_layers": 1},
+    {"conv_bias": True},
+    {"use_conv_bias": False},
+    {"mamba_conv_bias": False},
+    {"time_step_limit": [0.0, float("inf")]},
+    {"mamba_expand": 4},
+    {"full_attention_interval": 2},
+    {"decoder_sparse_step": 2},
+    {"mlp_only_layers": [0]},
+    {"moe_layer_freq": 2},
+    {"first_k_dense_replace": 3},
+    {"norm_topk_prob": False},
+    {"attention_dropout": 0.1},
+    {"use_cache": False},
+    {"pad_token_id": None},
+    {"hidden_size": 96},
+    {"head_dim": 24},
+    {"max_position_embeddings": 2048},
+    {"vocab_size": 641},
+)
 _LEFT_OUT = ("tie_word_embeddings", "rms_norm_eps", "attention_bias", "rope_theta", "norm_topk_prob", "head_dim")
 
 
@@ -97,6 +131,8 @@ def drawn(entry: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
         change(made, chance)
     if chance.random() < 0.3:
         made.pop(chance.choice(_LEFT_OUT), None)
+    if chance.random() < 0.6:
+        made |= chance.choice([one for one in _ADDED if made.keys() & one.keys()] or _ADDED)
     return made
 
 
@@ -121,6 +157,10 @@ def _layers(made: dict[str, Any], chance: random.Random) -> None:
     kinds = made.get("layer_types")
     if kinds and chance.random() < 0.5:
         made["layer_types"] = chance.sample(list(kinds), len(kinds))
+    elif kinds and chance.random() < 0.2:
+        made["layer_types"] = [chance.choice(kinds)] * len(kinds)
+    if kinds:
+        made["num_hidden_layers"] = len(kinds)
 
 
 def _rope(made: dict[str, Any], chance: random.Random) -> None:

@@ -123,10 +123,11 @@ def _yarn_scale(parameters: Parameters, factor: float) -> float:
 
 
 def _longrope(parameters: Parameters, dim: int, max_positions: int) -> Rope:
-    """Each frequency is divided by a factor of its own."""
+    """Each frequency is divided by a factor of its own. short_mscale: phimoe's scale."""
     original = float(parameters["original_max_position_embeddings"])
     short = parameters["short_factor"]
-    factor, scale = float(parameters.get("factor") or max_positions / original), parameters.get("attention_factor")
+    factor = float(parameters.get("factor") or max_positions / original)
+    scale = parameters.get("short_mscale", parameters.get("attention_factor"))
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     base = _default(parameters, dim, max_positions).inv_freq

@@ -123,10 +123,10 @@ def _module_rope(model: Any, layer: int) -> Rope | None:
     for prefix in prefixes:
         frequencies = getattr(module, f"{prefix}inv_freq", None)
         if frequencies is not None:
-            return Rope(
-                tuple(float(f) for f in frequencies.double().cpu()),
-                float(getattr(module, f"{prefix}attention_scaling")),
-            )
+            scale = getattr(module, f"{prefix}attention_scaling")
+            if config.model_type == "phimoe":  # its module applies this one in place of what it keeps
+                scale = (config.rope_parameters or {}).get("short_mscale") or scale
+            return Rope(tuple(float(f) for f in frequencies.double().cpu()), float(scale))
     table = getattr(getattr(decoder_layers(model)[layer], "attn", None), "embed_positions", None)
     if table is not None:  # [positions, sines and cosines]
         sines, cosines = table[1].double().cpu().chunk(2)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
         "google/gemma-3-4b-it",  # sizes that its config.json leaves out, a vocabulary in its text part
         "ibm-granite/granite-4.0-micro",  # layers of one kind, under a name of its own
         "internlm/internlm3-8b-instruct",  # a dynamic rope
+        "microsoft/Phi-3.5-MoE-instruct",  # a rope with a scale of its own
         "microsoft/Phi-4-mini-instruct",  # a rope with a set for long prompts
         "moonshotai/Kimi-K2-Instruct-0905",  # a type that is another one, with code of its own
         "tencent/Hunyuan-7B-Instruct",  # a rope that is called dynamic, and is not

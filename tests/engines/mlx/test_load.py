@@ -11,11 +11,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from transformers import AutoConfig
 
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.engines.mlx.load import flat_config, load, select_device
+from disagg.engines.mlx.load import _cast, flat_config, load, select_device
 from disagg.engines.model.architectures.experts import transposed_experts
 from disagg.errors import ModelError
 from tests.engines.mlx.mlx_parts import Engines, prompt, start
@@ -126,6 +127,16 @@ def test_weights_and_kv_take_the_dtype_of_the_host(dtype: DType, tiny: TinyModel
     engine.close()
 
 
+def test_biases_by_which_experts_are_chosen_are_not_rounded(tiny: TinyModel) -> None:
+    model = load(tiny("glm4_moe"), dtype="float32", device=mx.cpu).model
+    before = {name: array for name, array in tree_flatten(model.parameters()) if name.endswith("correction_bias")}
+    _cast(model, mx.bfloat16)
+    after = dict(tree_flatten(model.parameters()))
+    assert before
+    assert all(after[name].dtype == mx.float32 and mx.array_equal(after[name], one) for name, one in before.items())
+    assert after["model.embed_tokens.weight"].dtype == mx.bfloat16
+
+
 def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype="bfloat16", device="cpu")
 
@@ -205,12 +216,19 @@ def test_what_mlx_lm_says_of_a_model_that_it_cannot_load_is_put_in_plain_words(
         load(folder, dtype="float32", device=mx.cpu)
 
 
-def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("abacus", "it does not know the model type abacus"), ("olmo", "olmo needs a package that is not installed")],
+    ids=["no module", "a module that ends the process"],
+)
+def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(
+    model_type: str, reason: str, copy: Callable[[str], Path]
+) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
 
-    with pytest.raises(ModelError, match="it does not know the model type abacus"):
+    with pytest.raises(ModelError, match=reason):
         load(folder, dtype="float32", device=mx.cpu)
 
 

@@ -118,6 +118,26 @@ def _single_gate(gate_class: Any) -> Any:
     return SingleGate
 
 
+def groups_of_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Add to all biases by which experts are chosen the same amount, so that none of the sums that are compared is
+    below 0, which is what mlx-lm puts in place of those of experts that are not in a chosen group: it then chooses
+    such experts. The weights of experts do not depend on the biases."""
+    from mlx import core as mx
+
+    gates = [gate for gate in loaded.model.modules() if "e_score_correction_bias" in gate and _groups(gate) > 1]
+    below = [gate for gate in gates if gate.e_score_correction_bias.min() <= 0]
+    for gate in below:
+        bias = gate.e_score_correction_bias.astype(mx.float32)
+        gate.e_score_correction_bias = bias - bias.min() + 1
+    detail = f"on {len(below)} layers mlx-lm chooses experts that are in no chosen group; set right"
+    return [PreflightFinding("experts", "patched", detail)] if below else []
+
+
+def _groups(gate: Any) -> int:
+    """kimi_linear's stand in the configuration."""
+    return int(getattr(gate, "n_group", None) or getattr(getattr(gate, "args", None), "num_expert_group", None) or 1)
+
+
 def unnormalised_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
     """Weigh jamba's chosen experts with their share of all experts, as transformers does, and not of the chosen."""
     from mlx_lm.models.jamba import JambaSparseMoeBlock

@@ -50,6 +50,7 @@ PATCHED: Mapping[str, dict[str, Any]] = {
         **SPECIAL_LAYERS["deepseek_v3"],
         "rope_interleave": False,
     },
+    "deepseek_v3_groups": {"model_type": "deepseek_v3", **SPECIAL_LAYERS["deepseek_v3"], "n_group": 2},
     "glm4_moe_lite_halves": {
         "model_type": "glm4_moe_lite",
         **SPECIAL_LAYERS["glm4_moe_lite"],

@@ -22,7 +22,6 @@ _GPT = {
 }
 
 PLAIN: Mapping[str, dict[str, Any]] = {
-    "olmo": {"architectures": ["OlmoForCausalLM"], "clip_qkv": 1.0},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "granite": {
         "architectures": ["GraniteForCausalLM"],
