@@ -263,8 +263,8 @@ def _without_caps(config: Config) -> str:
 
 
 def _own_width_of_values(config: Config) -> str:
-    width = config.hidden_size // config.num_attention_heads
-    return "" if config.v_head_dim == width else f"mlx-lm ignores v_head_dim = {config.v_head_dim}, and has {width}"
+    width, stated = config.hidden_size // config.num_attention_heads, getattr(config, "v_head_dim", None)
+    return "" if stated in (None, width) else f"mlx-lm ignores v_head_dim = {stated}, and has {width}"
 
 
 def _limited_time_steps(config: Config) -> str:

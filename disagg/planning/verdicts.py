@@ -25,6 +25,7 @@ from disagg.planning.refusals import (
     refusal_of_context,
     refusal_of_vllm,
     refusal_of_weights,
+    rope_type,
 )
 
 State = Literal["exact", "patched", "near", "refused", "unknown"]
@@ -50,6 +51,8 @@ _READ_ALONE: Final = ("", "fp8", "mxfp4", "torchao")
 _AT_LOAD: Final = "on CUDA it is checked when it loads"
 _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {"kimi_k25": ("kimi_k2",)}
 """By the type of a whole model: what config.json calls its part that reads text, and transformers does not."""
+_SECTIONED: Final = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""Model types whose rope type "mrope" transformers reads as the default one, which it is for text."""
 _OTHER_MODEL, _OTHER_ENGINE = "use another model", "use the engine transformers for this model"
 
 
@@ -112,6 +115,8 @@ def stated(config: Mapping[str, Any], outer: str = "", context: int = 0) -> Conf
     renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
     if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
         rope = {"original_max_position_embeddings": original, **rope}
+    if isinstance(rope, Mapping) and text in _SECTIONED and rope_type(rope) == "mrope":
+        rope = {**rope, "rope_type": "default"}
     if isinstance(rope, Mapping) and context:
         rope = for_context(rope, context)
     given = {**entry.get("defaults", {}), **config, **renamed, "model_type": text, "rope_parameters": rope}

@@ -166,6 +166,19 @@ def test_keys_that_are_left_out_have_transformers_defaults_and_those_of_another_
     assert verdict({**kimi, "moe_renormalize": False}, MLX).state == "exact"
 
 
+def test_what_transformers_makes_of_other_keys_is_not_taken_for_a_default() -> None:
+    small = {"model_type": "minicpm3", "hidden_size": 64, "num_attention_heads": 4}
+    assert verdict(small, MLX).state == "patched"
+    assert verdict({**small, "v_head_dim": 8}, MLX).state == "refused"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_rope_in_sections_is_the_default_one_for_text(model_type: str) -> None:
+    config = whole(model_type, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
+    assert verdict(config, MLX).state != "refused" or "mrope" not in verdict(config, MLX).why
+    assert "mrope" in verdict({"model_type": "llama", **config["text_config"]}, MLX).why
+
+
 def test_a_refusal_by_config_json_is_sure_and_what_a_framework_did_with_a_tiny_model_is_not() -> None:
     assert verdict({"model_type": "minimax"}, TRANSFORMERS).sure
     assert not verdict({"model_type": "bitnet"}, TRANSFORMERS).sure

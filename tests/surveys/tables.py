@@ -164,7 +164,9 @@ def _by_transformers(kind: str) -> tuple[str, dict[str, Any]]:
         return "", {}
     text = made.get_text_config(decoder=True)
     keys = refusals.keys(str(text.model_type))
-    defaults = {key: value for key in keys if (value := getattr(text, key, None)) is not None}
+    renamed, kind_of = text.attribute_map, type(text)  # what a class states, and not what follows from other values
+    stated = {key: getattr(text if key in renamed else kind_of, key, None) for key in keys}
+    defaults = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str | tuple)}
     names = {key: own for key, own in text.attribute_map.items() if key in keys}
     return str(text.model_type), {key: value for key, value in (("defaults", defaults), ("names", names)) if value}
 
