@@ -12,8 +12,6 @@ from disagg.api.names import INT8, WireForm
 from disagg.engines.staging import RowEmitter, filled_planes, plane_views
 from tests.engines.staging.test_quantize import DTYPES, HOSTILE
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 ROWS, DIM = 2048, 128
 FULL = LayerLayout("full", 8, DIM, DIM)
 LAYOUT = Layout((FULL, LayerLayout("sliding", 8, DIM, DIM, window=ROWS)), "bfloat16")
