@@ -96,17 +96,19 @@ class Matrix:
         return result
 
     def _prompt(self, sampling: str) -> tuple[tuple[int, ...], list[int]]:
-        """A new prompt and its answer, which a prefill host alone gives too. Of the tokens of sampled answers it draws
-        about one in 2,000 otherwise: the random number lies between two tokens to within rounding
-        (disagg/engines/model/draw.py).
+        """A new prompt and its answer, which each host alone gives too. One in about 2,000 tokens of sampled answers is
+        another one there: the random number lies between two tokens to within rounding (disagg/engines/model/draw.py).
         """
+        others: Sequence[Mapping[str, str]] = (
+            () if sampling == "greedy" else ({"alone": "prefill"}, {"alone": "decode"})
+        )
         for _ in range(PROMPTS):
             prompt = tuple(10 + (self.prompts + n) * 37 % 600 for n in range(PROMPT_TOKENS))
             self.prompts += 1
             expected = _undisturbed(self.fleet, sampling, prompt)
-            if sampling == "greedy" or expected == _undisturbed(self.fleet, sampling, prompt, alone="prefill"):
+            if all(_undisturbed(self.fleet, sampling, prompt, **how) == expected for how in others):
                 return prompt, expected
-        raise AssertionError(f"{PROMPTS} prompts are answered otherwise by a prefill host alone")
+        raise AssertionError(f"{PROMPTS} prompts are answered otherwise by a host alone")
 
 
 def broken(cell: Cell, sampling: str, error: Exception) -> Result:
