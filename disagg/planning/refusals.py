@@ -233,6 +233,14 @@ def _other_model(config: Config) -> str:
     return "mlx-lm has another model of this name, MiniMax-M2"
 
 
+def _other_weights(config: Config) -> str:
+    return "mlx-lm reads the weights of its authors' program, which have other names and norms than transformers'"
+
+
+def _blocks_of_tokens(config: Config) -> str:
+    return "its layers attend to blocks of tokens that an indexer chooses, whose keys are not handed over"
+
+
 def _states_in_the_model(config: Config) -> str:
     return "transformers keeps the states of one prompt at a time, in the model itself"
 
@@ -300,6 +308,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "mamba2": (("time_step_limit",), _limited_time_steps),
     "minicpm3": (("hidden_size", "num_attention_heads", "v_head_dim"), _own_width_of_values),
     "minimax": ((), _other_model),
+    "minimax_m3_vl_text": ((), _blocks_of_tokens),
+    "nanochat": ((), _other_weights),
     "qwen3_5_moe_text": (("norm_topk_prob",), _not_normalised),
     "qwen3_vl_moe_text": (("norm_topk_prob",), _not_normalised),
     "recurrent_gemma": ((), _states_in_the_model),

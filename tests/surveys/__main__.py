@@ -174,12 +174,12 @@ def main(page: Path, chosen: Sequence[str], engines: Sequence[str], *, anew: boo
     for number in (signal.SIGINT, signal.SIGTERM):  # a background process of a shell ignores the first
         signal.signal(number, signal.default_int_handler)
     os.environ.setdefault(RUN_VARIABLE, f"survey-{os.getpid()}")  # cells share the processes that have the imports
-    preloaded_process()
-    if "vllm" in engines:
-        vllm_process()
-    if anew:
-        tables.write_table(page, emptied(tables.read_table(page), chosen, engines))
     try:
+        preloaded_process()
+        if "vllm" in engines:
+            vllm_process()
+        if anew:
+            tables.write_table(page, emptied(tables.read_table(page), chosen, engines))
         Run(page, chosen, engines).make_all()
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; to go on: python -m tests.surveys {page}\n")

@@ -96,6 +96,8 @@ def tiny(name: str) -> dict[str, Any]:
     if text is whole:
         return {**part, "architectures": [causal_class(text).__name__]}
     parts = {"model_type": name, "text_config": part, "vocab_size": part["vocab_size"]}
+    if name == "muse_spark":  # hears with the same width
+        parts["audio_config"] = {"out_hidden_size": part["hidden_size"]}
     return {**parts, "tie_word_embeddings": bool(part.get("tie_word_embeddings"))}
 
 

@@ -33,7 +33,7 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
-from disagg.engines.model.architectures import architecture_of, mlx_model
+from disagg.engines.model.architectures import architecture_of, mlx_model, mlx_module
 from disagg.engines.model.architectures.base import LoadedByMLX, Patch
 from disagg.engines.model.architectures.weights import with_stated_weights
 from disagg.engines.model.profile import verdict
@@ -168,6 +168,7 @@ def stated_defaults(reference: Reference) -> dict[str, Any]:
     kinds = stated.get("layer_types") or ["other"]
     known = attention.issuperset([*kinds, *(own.get("layer_types") or ())])
     layers = {"layer_types": list(kinds)} if known else {}
+    stated = {"rope_theta": (stated.get("rope_parameters") or {}).get("rope_theta"), **stated}
     plain = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)}
     return {**plain, **layers, **architecture_of(reference.text_config).mlx_arguments(reference.text_config)}
 
@@ -264,10 +265,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """mlx-lm's Model, with what its architecture needs, and ModelArgs."""
-    try:
-        model_class, args_class = _get_classes(config)
-    except SystemExit as error:  # mlx-lm's olmo ends the process if a package of its own is missing
-        raise ImportError(f"model type {config['model_type']} needs a package that is not installed") from error
+    model_class, args_class = _get_classes({**config, "model_type": mlx_module(config["model_type"])})
     text = config.get("text_config") or config
     model_class = mlx_model(known_as(config["model_type"]), model_class)
     if text.get("num_nextn_predict_layers"):

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.mlx.cache import entries_of
+from disagg.engines.model.architectures.weights import has_head
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.errors import ModelError, first_line
 
@@ -59,7 +60,8 @@ def measure(model: Any, count: int | None = None) -> Measured:
             spy.parent[spy.name] = spy.rope
     ropes = {spy.layer: probe(spy.rope, spy.width) for spy in spies if spy.width}
     layers = tuple(LayerProfile(_layout(i, cache), ropes.get(i)) for i, cache in enumerate(caches))
-    tied = any("head" not in embeddings for embeddings in asked)  # some have a head of their own (weights.py)
+    # Some embeddings have a head of their own (weights.py), and some models multiply with their weights themselves.
+    tied = any("head" not in embeddings for embeddings in asked) if asked else not has_head(model)
     return Measured(layers, logits.shape[-1], _kv_dtype(caches), tied)
 
 

@@ -121,7 +121,7 @@ class Ranking:
         """Seconds in which another prefill host than this one is expected to deliver the KV; None if there is none that
         could go on if this one fails."""
         others = (choice for choice in self.prefill if choice.host != prefill and _follows(view, prefill, choice.host))
-        return min((choice.cost_s for choice in others), default=None)
+        return min((min(choice.cost_s, MAX_DEADLINE_S) for choice in others), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The ranking as `--explain --json` prints it."""

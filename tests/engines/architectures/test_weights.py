@@ -30,6 +30,7 @@ SET_RIGHT: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
     "embeddings that mlx-lm ties always": ("cohere", UNTIED, {"mlx-lm output head"}),
     "embeddings of another name": ("gpt2", UNTIED, {"mlx-lm output head"}),
     "a head that both take": ("qwen3", UNTIED, set()),
+    "embeddings that mlx-lm multiplies with itself": ("seed_oss", TIED, set()),
     "a head that mlx-lm takes if it is there": ("gemma3_text", UNTIED, set()),
     "biases that mlx-lm leaves out": ("qwen3", {"attention_bias": True}, {"mlx-lm biases"}),
     "biases that mlx-lm has always": ("qwen2_moe", {"qkv_bias": False}, {"mlx-lm biases"}),

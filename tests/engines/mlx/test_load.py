@@ -216,19 +216,12 @@ def test_what_mlx_lm_says_of_a_model_that_it_cannot_load_is_put_in_plain_words(
         load(folder, dtype="float32", device=mx.cpu)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [("abacus", "it does not know the model type abacus"), ("olmo", "olmo needs a package that is not installed")],
-    ids=["no module", "a module that ends the process"],
-)
-def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(
-    model_type: str, reason: str, copy: Callable[[str], Path]
-) -> None:
+def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
 
-    with pytest.raises(ModelError, match=reason):
+    with pytest.raises(ModelError, match="it does not know the model type abacus"):
         load(folder, dtype="float32", device=mx.cpu)
 
 

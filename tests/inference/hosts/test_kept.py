@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from disagg.api.keeper import KeptModel, LoadEvent
+from disagg.api.requests import MAX_DEADLINE_S
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Host
 from disagg.inference.attempts.retry import final_error
@@ -33,6 +35,14 @@ def kept(state: str = "asleep", model: str = "m", **fields: Any) -> KeptModel:
 
 def stated(view: FleetView, keeper: str, *models: KeptModel, free: int = 2 * GB) -> None:
     view.keeper_answered(keeper, Load("ok", boot_id="k", models=models, budget_bytes=4 * GB, used_bytes=4 * GB - free))
+
+
+def test_a_prefill_host_that_has_no_room_for_its_model_for_days_is_stated_within_the_bounds_of_a_request() -> None:
+    view, hosts = FleetView(), [replace(served(name), roles=("prefill",)) for name in ("a/m", "b/m")]
+    stated(view, "b", kept(wait_s=86400.0, load_s=86400.0, evicts=True))
+    candidates = Candidates("m", (served("d/m"),), tuple(hosts))
+    ranking = rank(view, RouteRequest(candidates, 100, 30), now=0.0, start=0)
+    assert ranking.prefill[-1].cost_s > MAX_DEADLINE_S == ranking.elsewhere_s(hosts[0], view)
 
 
 def ranked(view: FleetView, *hosts: str, answer_tokens: int = 30) -> Ranking:

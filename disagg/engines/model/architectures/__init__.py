@@ -13,6 +13,7 @@ gemma        gemma2's masks; streams beside the hidden state: gemma3n
 experts      mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
 activations  activation functions
 gpt          positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj
+olmo         norms without weights, clipped projections: olmo, olmoe
 weights      output heads and biases that a framework does not take as the checkpoint has them
 plain        windows and rotary embeddings that mlx-lm leaves out
 patches      the table of all patches
@@ -37,6 +38,7 @@ from disagg.engines.model.architectures import (
     lfm2,
     llama4,
     mamba,
+    olmo,
 )
 from disagg.engines.model.architectures.base import Architecture
 from disagg.engines.model.profile import LayerProfile
@@ -56,6 +58,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
     **gpt.ARCHITECTURES,
+    **olmo.ARCHITECTURES,
 }
 """The architectures that are not plain attention as their configuration states it, or special in a framework."""
 _PLAIN: Final = Architecture()
@@ -86,6 +89,11 @@ def layers_of(config: Any, folder: Path, whole: str = "") -> tuple[LayerProfile,
     if not layers:
         raise cannot_be_served("none of its layers keeps anything between tokens")
     return layers
+
+
+def mlx_module(model_type: str) -> str:
+    """The name of mlx-lm's module that computes a model of this type."""
+    return ARCHITECTURES.get(model_type, _PLAIN).mlx_module or model_type
 
 
 def mlx_model(model_type: str, model: Any) -> Any:

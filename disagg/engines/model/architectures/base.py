@@ -141,9 +141,9 @@ class Architecture:
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     latent_epsilon: what mlx-lm normalises latent vectors with.
-    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. mlx_arguments: keys that mlx-lm
-    reads, if config.json has them in another form or not at all. cache_argument: what transformers' model calls its
-    cache.
+    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. mlx_module: the name of mlx-lm's
+    module, if it is not the model type's. mlx_arguments: keys that mlx-lm reads, if config.json has them in another
+    form or not at all. cache_argument: what transformers' model calls its cache.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
@@ -156,6 +156,7 @@ class Architecture:
     split: Refusal = _shares_kv
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
+    mlx_module: str = ""
     mlx_arguments: Callable[[Config], Mapping[str, Any]] = _nothing_else
     cache_argument: str = "past_key_values"
 

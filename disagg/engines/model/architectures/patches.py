@@ -19,6 +19,7 @@ from disagg.engines.model.architectures import (
     latent,
     llama4,
     mamba,
+    olmo,
     plain,
     weights,
 )
@@ -57,6 +58,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
         "granitemoehybrid_groups mamba2 falcon_h1",
         mamba.grouped_norms,
     ),
+    _mlx("clip_qkv ignored", "olmo", olmo.stated_clips),
     _mlx("epsilons of norms", "mamba_epsilon", mamba.stated_epsilons),
     _mlx("experts chosen without their bias", "ernie4_5_moe", experts.biased_experts),
     _mlx("weights of chosen experts not normalised", "qwen2_moe_normalised", experts.normalised_experts),

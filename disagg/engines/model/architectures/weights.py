@@ -88,6 +88,14 @@ def stated_weights(loaded: LoadedByMLX) -> list[PreflightFinding]:
     return list(getattr(loaded.model, "set_right", ()))
 
 
+def has_head(model: Any) -> bool:
+    """Whether mlx-lm's model has an output head beside its embeddings."""
+    from mlx import nn
+
+    heads = (one for kind in (nn.Linear, nn.QuantizedLinear) for one in _outside_layers(model, kind))
+    return any(_of_head(f"{path}.weight") for path, *_ in heads)
+
+
 def _of_head(name: str) -> bool:
     """Whether a weight is the head's, packed or not. A bias of it stays, whatever the head is."""
     module, kind = ("", *name.split("."))[-2:]
@@ -125,8 +133,12 @@ def _fit_head(model: Any, weights: dict[str, Any], heads: Mapping[str, Any], *, 
     if linear and tied:
         linear[1][linear[2]] = _tied_head(embeddings[1], embeddings[2], linear[3].get("bias"))
         return [PreflightFinding("output head", "patched", "mlx-lm ignores tie_word_embeddings=true; applied")]
+    if linear:  # which some classes look for under another name than the checkpoint has
+        for name in [name for name in weights if _of_head(name)]:
+            weights[f"{linear[0]}.{name.rpartition('.')[2]}"] = weights.pop(name)
+        return []
     stored = next((array for name, array in heads.items() if name.endswith(".weight")), None)
-    if linear is None and not tied and stored is not None:
+    if not tied and stored is not None:
         embeddings[3].__class__ = _embedding_with_head()
         embeddings[3].head = nn.Linear(stored.shape[1], stored.shape[0], bias=False)
         for name in [name for name in weights if _of_head(name)]:

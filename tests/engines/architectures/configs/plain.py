@@ -22,6 +22,7 @@ _GPT = {
 }
 
 PLAIN: Mapping[str, dict[str, Any]] = {
+    "olmo": {"architectures": ["OlmoForCausalLM"], "clip_qkv": 1.0},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "granite": {
         "architectures": ["GraniteForCausalLM"],
