@@ -147,8 +147,8 @@ def longest_context(config: Config) -> int | None:
     limit."""
     limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "yarn":
-        limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
+    if rope_type(rope) == "yarn":
+        limit = max(limit, int((rope.get("factor") or 1) * (rope.get("original_max_position_embeddings") or 0)))
     return limit or None
 
 

@@ -51,8 +51,14 @@ _READ_ALONE: Final = ("", "fp8", "mxfp4", "torchao")
 _AT_LOAD: Final = "on CUDA it is checked when it loads"
 _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {"kimi_k25": ("kimi_k2",)}
 """By the type of a whole model: what config.json calls its part that reads text, and transformers does not."""
-_SECTIONED: Final = ("qwen2_vl_text", "qwen2_5_vl_text")
-"""Model types whose rope type "mrope" transformers reads as the default one, which it is for text."""
+_OTHER_ROPES: Final[Mapping[str, Mapping[str, str]]] = {
+    "phi3": {"su": "longrope", "yarn": "longrope"},
+    "qwen2_5_vl_text": {"mrope": "default"},
+    "qwen2_vl_text": {"mrope": "default"},
+}
+"""By the type of the part that reads text: what transformers takes the rope types of its config.json for."""
+_STRETCHED: Final = ("llama3", "longrope", "yarn")
+"""Rotary embeddings to which transformers adds original_max_position_embeddings."""
 _OTHER_MODEL, _OTHER_ENGINE = "use another model", "use the engine transformers for this model"
 
 
@@ -92,7 +98,7 @@ def verdict(config: Mapping[str, Any], engine: Engine, context: int = 0) -> Verd
     try:
         text = stated(part if isinstance(part, Mapping) else config, kind, context)
         why, instead = _refusal(config, text, engine, context)
-    except (AttributeError, TypeError, ValueError, ArithmeticError):
+    except (TypeError, ValueError, ArithmeticError):
         return Verdict(kind, "unknown", "its config.json is of an unknown form: it is checked when it loads")
     if why:
         return Verdict(kind, "refused", why, instead, True)
@@ -111,15 +117,14 @@ def stated(config: Mapping[str, Any], outer: str = "", context: int = 0) -> Conf
     inner = config.get("model_type")
     named = isinstance(inner, str) and inner not in (outer, *_OTHER_NAMES.get(outer, ()))
     text = known_as(str(inner if named else _texts(outer)[0]))
-    entry, rope = _entry(text), config.get("rope_parameters") or config.get("rope_scaling")
+    entry = _entry(text)
     renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
-    if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
-        rope = {"original_max_position_embeddings": original, **rope}
-    if isinstance(rope, Mapping) and text in _SECTIONED and rope_type(rope) == "mrope":
-        rope = {**rope, "rope_type": "default"}
-    if isinstance(rope, Mapping) and context:
-        rope = for_context(rope, context)
-    given = {**entry.get("defaults", {}), **config, **renamed, "model_type": text, "rope_parameters": rope}
+    given = {**entry.get("defaults", {}), **config, **renamed, "model_type": text}
+    rope = given.get("rope_parameters") or given.get("rope_scaling")
+    if isinstance(rope, Mapping):
+        rope = _rope(rope, given)
+        rope = for_context(rope, context) if context else rope
+    given["rope_parameters"] = rope
     return _attributes({key: value for key, value in given.items() if isinstance(key, str)})
 
 
@@ -128,6 +133,19 @@ def verified(architecture: str, versions: Mapping[str, str]) -> bool:
     one is served if the preflight finds no difference, but marked: `disagg verify` compares its answers."""
     known = all(versions[name].startswith(f"{series}.") for name, series in SERIES.items() if name in versions)
     return known and architecture in VERIFIED
+
+
+def _rope(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A rotary embedding in transformers' names, and with the context before it was stretched, which config.json may
+    state beside it or leave out. Sets for each kind of layer have both already."""
+    if any(isinstance(one, Mapping) for one in stated.values()):
+        return stated
+    kind = rope_type(stated)
+    kind = _OTHER_ROPES.get(str(config["model_type"]), {}).get(kind, kind)
+    if kind not in _STRETCHED:
+        return {**stated, "rope_type": kind}
+    key, whole = "original_max_position_embeddings", config.get("max_position_embeddings")
+    return {**stated, "rope_type": kind, key: config.get(key) or stated.get(key) or whole}
 
 
 def _attributes(values: Mapping[str, Any] | None) -> Config:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from disagg.config import EngineOptions
+from disagg.planning.refusals import RULES, RULES_OF_VLLM
 from disagg.planning.verdicts import SERIES, stated, verdict
 
 MLX, TRANSFORMERS = EngineOptions("mlx", device="cpu"), EngineOptions("transformers", device="cpu")
@@ -144,10 +145,16 @@ def test_weights_in_a_form_that_the_engine_does_not_read_are_refused(
             16384,
             "exact",
         ),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4}}, 16384, "exact"),
+        (
+            {"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4}},
+            16385,
+            "refused: the model reads 16384 tokens, not 16385",
+        ),
     ],
 )
 def test_a_context_that_the_model_does_not_read_is_refused(stated: dict[str, Any], context: int, shown: str) -> None:
-    assert str(verdict({"model_type": "phi3", **LONG, **stated}, MLX, context)) == shown
+    assert str(verdict({"model_type": "qwen2", **LONG, **stated}, MLX, context)) == shown
 
 
 @pytest.mark.parametrize(("context", "state"), [(4096, "exact"), (4097, "refused"), (0, "refused")])
@@ -155,6 +162,27 @@ def test_a_longrope_is_served_within_its_first_context(context: int, state: str)
     rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     config = {"model_type": "phi3", **LONG, "original_max_position_embeddings": 4096, "rope_scaling": rope}
     assert verdict(config, MLX, context).state == state
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "state"),
+    [
+        ("qwen2_vl", {"type": "mrope", "mrope_section": [16, 24, 24]}, "exact"),
+        ("qwen2_5_vl", {"type": "mrope", "mrope_section": [16, 24, 24]}, "exact"),
+        ("qwen2", {"type": "mrope", "mrope_section": [16, 24, 24]}, "refused"),
+        ("phi3", {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}, "exact"),
+    ],
+)
+def test_a_rope_has_the_name_that_transformers_has_for_it(model_type: str, rope: dict[str, Any], state: str) -> None:
+    assert verdict({"model_type": model_type, **LONG, "rope_scaling": rope}, MLX).state == state
+    assert verdict(whole(model_type, **LONG, rope_scaling=rope), MLX).state == state
+
+
+@pytest.mark.parametrize("model_type", [*RULES, *RULES_OF_VLLM])
+def test_rules_are_decided_for_a_config_json_that_leaves_out_all_they_read(model_type: str) -> None:
+    config = {"model_type": model_type}
+    for engine in ("transformers", "vllm"):
+        assert "unknown form" not in verdict(config, EngineOptions(engine, device="cpu")).why
 
 
 def test_keys_that_are_left_out_have_transformers_defaults_and_those_of_another_name_are_found() -> None:
@@ -170,13 +198,6 @@ def test_what_transformers_makes_of_other_keys_is_not_taken_for_a_default() -> N
     small = {"model_type": "minicpm3", "hidden_size": 64, "num_attention_heads": 4}
     assert verdict(small, MLX).state == "patched"
     assert verdict({**small, "v_head_dim": 8}, MLX).state == "refused"
-
-
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
-def test_a_rope_in_sections_is_the_default_one_for_text(model_type: str) -> None:
-    config = whole(model_type, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
-    assert verdict(config, MLX).state != "refused" or "mrope" not in verdict(config, MLX).why
-    assert "mrope" in verdict({"model_type": "llama", **config["text_config"]}, MLX).why
 
 
 def test_a_refusal_by_config_json_is_sure_and_what_a_framework_did_with_a_tiny_model_is_not() -> None:

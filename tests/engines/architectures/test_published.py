@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from disagg.config import EngineOptions
+from disagg.engines.model.reference import _text_config
+from disagg.planning.refusals import known_as, refusal, refusal_of_context
+from disagg.planning.verdicts import verdict
 from tests.surveys.fuzz import outcome
 from tests.surveys.published import context, published, shrunk
+from tests.tiny_models import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -37,3 +42,13 @@ def test_every_published_configuration_has_a_tiny_form_with_the_same_keys() -> N
         assert theirs.keys() <= ours.keys(), name
         assert ours["num_hidden_layers"] <= theirs["num_hidden_layers"], name
         assert 0 < context(tiny) <= 2048, name
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")  # of configurations, as published
+def test_the_verdict_before_a_download_refuses_what_the_load_refuses_by_its_configuration(tmp_path: Path) -> None:
+    engine = EngineOptions("transformers", device="cpu")
+    for name, entry in published().items():
+        write_json(tmp_path / "config.json", entry)
+        said, text = verdict(entry, engine, 131072), _text_config(tmp_path, 131072)
+        refused = refusal(text, type(text), known_as(entry["model_type"])) or refusal_of_context(text, 131072)
+        assert (said.why if said.sure else "") == refused, name
