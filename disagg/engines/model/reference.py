@@ -19,6 +19,7 @@ from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.config import EngineOptions
 from disagg.engines.model.architectures import architecture_of, layers_of
+from disagg.engines.model.architectures.base import Convolved
 from disagg.engines.model.architectures.weights import stated_tie
 from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
@@ -137,6 +138,11 @@ class Reference:
     def layout(self, dtype: str) -> Layout:
         """The layout of its KV with keys and values in `dtype`."""
         return layout_of(self.profile.layers, dtype)
+
+    @property
+    def convolved(self) -> Convolved:
+        """What the states of its layers consist of."""
+        return architecture_of(self.text_config).convolved(self.text_config)
 
     @property
     def split(self) -> SplitLayout:
@@ -273,17 +279,21 @@ def _download(hub_id: str) -> Path:
 
 
 def configuration(path: Path) -> Any:
-    """transformers' configuration of the checkpoint in this folder. ValueError if transformers does not know its type:
-    code that a checkpoint brings is never run."""
+    """transformers' configuration of the checkpoint in this folder, also after vLLM has put a class of its own in place
+    of transformers' (kimi_linear, deepseek_v32). ValueError if transformers does not know its type: code that a
+    checkpoint brings is never run."""
+    import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     body = read_object(path / "config.json")
     stated = body.get("model_type")
     name = known_as(str(stated))
-    if name != stated:
-        return CONFIG_MAPPING[name].from_dict({**body, "model_type": name})
     if stated and name not in CONFIG_MAPPING:
         raise ValueError(f"it does not know the model type {name!r}")
+    own = getattr(transformers, CONFIG_MAPPING_NAMES[name]) if name in CONFIG_MAPPING_NAMES else None
+    if own is not None and (name != stated or CONFIG_MAPPING[name] is not own):
+        return own.from_dict({**body, "model_type": name})
     return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 

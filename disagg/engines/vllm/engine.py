@@ -60,7 +60,7 @@ class VLLMEngine(SendingEngine):
 
         if any(layer.states for layer in reference.layout(options.dtype).layers):
             self._show_states()
-        actual = measure(self._vllm, reference.profile)
+        actual = measure(self._vllm, reference.profile, reference.convolved)
         findings = reference.verdict(actual, patched)
         import torch
 

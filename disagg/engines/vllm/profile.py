@@ -17,7 +17,7 @@ from disagg.errors import ModelError
 NO_STATES: Final = Convolved(())
 
 
-def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
+def measure(engine: Any, reference: ModelProfile, convolved: Convolved) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
     `reference`'s. The ranks of a stage have the same modules; the first one of each is asked, for its share of the
     heads."""
@@ -27,22 +27,23 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     require_angles(min(engine.collective_rpc(turned_positions)), reference.context)
     stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
     tied = next((found for found in engine.collective_rpc(tied_head) if found is not None), None)
-    return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference, tied=tied)
+    layers = [layer for stage in stages for layer in stage]
+    return of_ranks(layers, engine.vllm_config, reference, convolved, tied=tied)
 
 
 def of_ranks(
-    layers: Sequence[LayerProfile], config: Any, reference: ModelProfile, *, tied: bool | None
+    layers: Sequence[LayerProfile], config: Any, reference: ModelProfile, convolved: Convolved, *, tied: bool | None
 ) -> ModelProfile:
     """The profile of a whole model, from the layers of one rank, or of one rank of each stage. config: a VllmConfig.
-    tied: as of `tied_head`."""
-    model = config.model_config
+    convolved: what the states of the whole model consist of. tied: as of `tied_head`."""
+    model, ranks = config.model_config, config.parallel_config.tensor_parallel_size
     return replace(
         reference,
         tied=tied,
         source="vllm",
         architecture=str(model.hf_text_config.model_type),
         vocab_size=int(model.get_vocab_size()),
-        layers=tuple(of_all_ranks(layers, config.parallel_config.tensor_parallel_size, reference, convolved_of(model))),
+        layers=tuple(of_all_ranks(layers, ranks, reference, convolved)),
     )
 
 
@@ -169,11 +170,6 @@ def layer_profiles(worker: Any) -> list[LayerProfile]:
                 layout = replace(layout, states=found.pop()[1].layout.states)
             found.append((number, LayerProfile(layout, rope_of(around, shared))))
     return [layer for _, layer in found]
-
-
-def convolved_of(model: Any) -> Convolved:
-    """What the states of a model consist of. model: vLLM's ModelConfig."""
-    return architecture_of(model.hf_text_config).convolved(model.hf_text_config)
 
 
 def _layout(module: Any) -> LayerLayout:

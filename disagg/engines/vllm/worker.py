@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from disagg.api.layout import Layout
-from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import ReadByVLLM
 from disagg.engines.model.architectures.patches import VLLM_PATCHES
 from disagg.engines.model.reference import Reference
@@ -64,7 +63,7 @@ class WorkerSide:
         self._forms: dict[str, page_forms.Form] = {}
         self._pages: dict[str, torch.Tensor] = {}
         self._places = Places(reference.split.places, reference.split.layers)
-        self._convolved = architecture_of(reference.text_config).convolved(reference.text_config)
+        self._convolved = reference.convolved
         self._states: dict[int, StatePages] = {}  # by the layer of the layout, ascending
         self._unsent: list[int] = []  # of those, the ones that this step has not sent yet
         self._shown: tuple[list[int], ...] | None = None
@@ -105,7 +104,7 @@ class WorkerSide:
         """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
         modules = self._config.compilation_config.static_forward_context
         own = replace(self._profile, layers=tuple(self._profile.layers[index] for index in self._layers))
-        return rank_info(self._config, own, [modules[name] for name in self._forms])
+        return rank_info(self._config, own, self._convolved, [modules[name] for name in self._forms])
 
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""

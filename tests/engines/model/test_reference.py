@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from disagg.api.layout import SplitLayout
 from disagg.engines.model.architectures import architecture_of
@@ -268,6 +268,19 @@ def test_a_hub_id_that_is_neither_cached_nor_reachable_is_a_clear_error(monkeypa
 
 def test_a_sound_folder_is_its_own_answer(tiny: TinyModel) -> None:
     assert find(str(tiny("llama"))) == tiny("llama")
+
+
+def test_a_class_that_vllm_has_put_in_place_of_transformers_own_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_vllm = type("OfVLLM", (PreTrainedConfig,), {"model_type": "kimi_linear"})
+    make(config("kimi_linear"), tmp_path)
+    before = Reference.open(tmp_path, 1024)
+    monkeypatch.setattr(CONFIG_MAPPING, "_extra_content", dict(CONFIG_MAPPING._extra_content))
+    AutoConfig.register("kimi_linear", of_vllm, exist_ok=True)
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), of_vllm)
+    after = Reference.open(tmp_path, 1024)
+    assert (after.layout("float32"), after.fingerprint) == (before.layout("float32"), before.fingerprint)
 
 
 def test_a_damaged_weight_file_is_refused(tiny: TinyModel, tmp_path: Path) -> None:

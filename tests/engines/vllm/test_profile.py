@@ -15,6 +15,7 @@ from disagg.config import EngineOptions
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.vllm.load import arguments, require_device, version_fits
 from disagg.engines.vllm.profile import (
+    NO_STATES,
     NormEpsilons,
     norm_epsilons,
     of_all_ranks,
@@ -105,7 +106,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_measured() -> None:
     )
     config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=1))
     reference = ModelProfile("checkpoint", "gemma3_text", 9, 99, (), "", "", "", frozenset())
-    assert of_ranks([], config, reference, tied=None).architecture == "gemma3_text"
+    assert of_ranks([], config, reference, NO_STATES, tied=None).architecture == "gemma3_text"
     with pytest.raises(ModelError, match="has 1e-06"):
         require_norms(NormEpsilons([1e-5], []), model)
 

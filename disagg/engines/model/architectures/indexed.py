@@ -137,7 +137,7 @@ def _mlx_classes() -> tuple[Any, Any]:
 
 
 _INDEXED = Architecture(
-    kinds={"indexed_attention": latent},
+    kinds=dict.fromkeys(("indexed_attention", "deepseek_sparse_attention"), latent),  # so in transformers 5.17
     index=_index,
     rope=latent_rope,
     wire_values=pairs_together,

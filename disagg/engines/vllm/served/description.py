@@ -17,6 +17,7 @@ from disagg.api.delivery import DESCRIBE, STATES, ConnectorInfo
 from disagg.api.layout import Layout
 from disagg.api.status import PreflightFinding
 from disagg.engines.model import profile
+from disagg.engines.model.architectures.base import Convolved
 from disagg.engines.model.profile import ModelProfile, compare
 from disagg.engines.model.reference import Reference
 from disagg.engines.vllm.served.calls import VLLMServer
@@ -106,16 +107,17 @@ class RankInfo:
     memory_bytes: int
 
 
-def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) -> RankInfo:
+def rank_info(config: Any, reference: ModelProfile, convolved: Convolved, attention: Sequence[Any]) -> RankInfo:
     """This rank, in a worker. config: a VllmConfig. reference: that of the checkpoint, with the layers of this stage.
-    attention: the attention module of each of them. What cannot be measured is a refused finding: raised here, it would
-    end vLLM."""
+    convolved: what the states of the whole model consist of. attention: the attention module of each layer. What cannot
+    be measured is a refused finding: raised here, it would end vLLM."""
     from disagg.engines.vllm import profile
 
     try:
         model = model_around(attention)
         worker = SimpleNamespace(get_model=lambda: model)
-        actual = profile.of_ranks(profile.layer_profiles(worker), config, reference, tied=profile.tied_head(worker))
+        tied = profile.tied_head(worker)
+        actual = profile.of_ranks(profile.layer_profiles(worker), config, reference, convolved, tied=tied)
         profile.require_norms(profile.norm_epsilons(worker), config.model_config)
         profile.require_angles(profile.turned_positions(worker), reference.context)
         return RankInfo(compare(reference, actual), profile.rank_weight_bytes(worker))
