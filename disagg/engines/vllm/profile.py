@@ -133,7 +133,8 @@ def tied_head(worker: Any) -> bool | None:
 
     heads, embeddings = list[torch.Tensor](), list[torch.Tensor]()
     for name, module in worker.get_model().named_modules(remove_duplicate=False):
-        if (weight := getattr(module, "weight", None)) is None:
+        weight = getattr(module, "weight", None)
+        if weight is None or weight.is_meta:  # llava has embeddings that vLLM never loads
             continue
         if isinstance(module, ParallelLMHead) or name.rpartition(".")[2] == "lm_head":
             heads.append(weight)
