@@ -215,8 +215,7 @@ class _Run:
         this process was stopped for a while."""
         self.last_look = True
         self.waiting.error = pause.error
-        hosts = self.request.candidates
-        await self.driver.refresher.read(hosts.all, self.request.policy.timeouts.silence)
+        await self.driver.refresher.read(self.request.candidates.all, self.request.policy.timeouts.silence)
         self.waiting.error = None
 
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
@@ -225,13 +224,15 @@ class _Run:
         log.debug("attempt: %s", attempt)
         view = self.driver.view
         updates = ViewUpdates(
-            view, attempt, self.prompt.tokens, self.request.body.share, on_sent=self.suspicion.prompt_computed
+            view, attempt, self.prompt.tokens, self.request.body.share, self.suspicion.prompt_computed
         )
         caller = self._caller(updates, {failure.host.name for failure in failures})
 
         def first_token() -> None:
             updates.first_token()
-            if attempt.method != "whole":
+            if attempt.method == "whole":  # a server of another kind: its token says nothing of the hosts
+                self.suspicion.end_turn()
+            else:
                 self.suspicion.cleared()
 
         first = self.first and not self.answer.loading_s
@@ -360,8 +361,7 @@ class _Run:
     def give_up_claim(self) -> None:
         """Whatever place was claimed is free again."""
         if self.claimed is not None:
-            name, ejection = self.claimed
-            view = self.driver.view
+            view, (name, ejection) = self.driver.view, self.claimed
             view.ended(name, self.prompt.tokens, view.of(name).breaker.ended(ejection))
             self.claimed = None
 
@@ -394,9 +394,7 @@ class _Run:
             warnings = (*warnings, f"{FALLBACK_WARNING}: {cause}")
         completion = self.answer.completion(outcome._replace(warnings=warnings))
         if attempt.decode is not None and not attempt.decode.whole:
-            ids = [token.id for token in completion.tokens]
-            content = content_of(body, completion.text, ids)
-            tokens = completion.metrics.total_tokens
+            content = content_of(body, completion.text, [token.id for token in completion.tokens])
             hashes = chain(content, f"{body.model}\0{body.cache_salt}")
-            view.affinity.remember(hashes, attempt.decode.name, tokens, len(content))
+            view.affinity.remember(hashes, attempt.decode.name, completion.metrics.total_tokens, len(content))
         return completion

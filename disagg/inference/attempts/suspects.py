@@ -58,7 +58,7 @@ class Suspects:
 
     def ended(self, mark: str, start: str) -> bool:
         """This start of a host has ended with a request with this mark. Returns whether that proves nothing: hosts have
-        computed it lately, and oftener than they have ended with it. One end counts once, however many such requests
+        computed it lately, and more often than they have ended with it. One end counts once, however many such requests
         were there."""
         now, end = time.monotonic(), f"{mark} {start}"
         counts = self._ended.counts((mark, end), now)
@@ -76,8 +76,8 @@ class Suspects:
 
 @dataclass(slots=True)
 class Suspicion:
-    """What is known of one request. lost: hosts whose processes ended with it, with no token of them, and oftener than
-    it was computed lately. struck: hosts have ended with it, or with one like it, and it is not refused."""
+    """What is known of one request. lost: hosts whose processes ended with it, with no token of them, and more often
+    than it was computed lately. struck: hosts have ended with it, or with one like it, and it is not refused."""
 
     suspects: Suspects
     body: PromptBody
@@ -85,6 +85,7 @@ class Suspicion:
     lost: list[str] = field(default_factory=list)
     struck: bool = False
     _trying: bool = False
+    _known: Marks | None = None
 
     @property
     def standing(self) -> Literal["", "suspect", "innocent"]:
@@ -157,7 +158,9 @@ class Suspicion:
         return of.prompt if asked.prompt_alone else of.request or of.prompt
 
     def _marks(self) -> Marks:
-        return marks(self.body, self.suspects.http.token)
+        if self._known is None:  # they take as long as reading the body
+            self._known = marks(self.body, self.suspects.http.token)
+        return self._known
 
 
 class Asked(NamedTuple):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +23,7 @@ from disagg.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from disagg.inference.attempts.suspects import Suspicion
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.hosts import background
 from disagg.inference.hosts.view import UNKNOWN
@@ -125,6 +129,22 @@ def test_a_cut_answer_is_an_error_with_what_had_arrived_and_is_not_asked_for_aga
         asking.generate("m", messages=CHAT, timeout=5)
     assert caught.value.partial is not None and caught.value.partial.text == "Hello"
     assert len([path for path, *_ in script.asked if path != "/v1/models"]) == 1
+
+
+def test_other_suspects_go_on_when_such_a_server_answers_one_and_not_when_it_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone_on, before_its_end = threading.Event(), list[bool]()
+    monkeypatch.setattr(Suspicion, "end_turn", lambda suspicion: gone_on.set())
+
+    def pieces() -> Iterator[dict[str, Any]]:
+        yield said("Hel", role="assistant")
+        before_its_end.append(gone_on.wait(10))
+        yield from (said("lo"), *ended())
+
+    with openai_server(Script(cast(Any, pieces()))) as port, client(whole_host("m", port)) as asking:
+        assert asking.generate("m", messages=CHAT, timeout=30).text == "Hello"
+    assert before_its_end == [True]
 
 
 def test_a_server_that_does_not_run_is_reported_at_once() -> None:
