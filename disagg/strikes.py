@@ -21,6 +21,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -157,17 +158,17 @@ class Strikes:
             self._suspect(marks, now)
 
     def stated(self, now: float) -> dict[str, int]:
-        """How many strikes each mark has now: how much oftener this host has ended with it than computed it."""
+        """How many strikes each mark has now: how much more often this host has ended with it than computed it."""
         left = self._ended_more({mark for mark, _ in self.ended.all}, now)
         return {mark: count for mark, count in left.items() if count > 0}
 
     def acquitted(self, now: float) -> tuple[str, ...]:
-        """The marks of suspects that it has computed lately, and oftener than it has ended with them."""
+        """The marks of suspects that it has computed lately, and more often than it has ended with them."""
         lately = {mark: at for mark, at in self._suspects.items() if self.ended.lasts(at, now)}
         return tuple(mark for mark, count in self._ended_more(lately, now).items() if count < 0)
 
     def _ended_more(self, marks: Collection[str], now: float) -> dict[str, int]:
-        """How much oftener this host has ended with each than computed it."""
+        """How much more often this host has ended with each than computed it."""
         if not marks:
             return {}
         ended, computed = self.ended.counts(marks, now), self._computed.counts(marks, now)
@@ -186,7 +187,7 @@ def require_innocent(
     stated: Sequence[Verdicts],
     policy: StrikePolicy,
     hosts: str,
-    computed: Mapping[str, int] = {},
+    computed: Mapping[str, int] = MappingProxyType({}),
 ) -> bool:
     """Whether a request has strikes. Raises RequestEndedHosts if they are too many. stated: by one host, or by each.
     hosts: in words. computed: how often hosts have computed it for this caller, by mark."""

@@ -49,7 +49,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     of one request. prefill_speeds: for prompts of different lengths, of a prefill host. links: rate in bytes/s of
     recent transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has
     loaded. senders: what audits found of the KV of each prefill host, by
-    its name; empty if it has not stated one. strikes: how much oftener it has ended while it computed a request than
+    its name; empty if it has not stated one. strikes: how much more often it has ended while it computed a request than
     it has computed it, by the request's mark; acquitted: marks with strikes elsewhere that it has computed; see
     disagg/strikes.py. splits: the host can compute a prompt together with another one, each some of the layers.
     layers: it has the model's first so many, None: all. kv_version: the latest of the KV protocol that it knows.

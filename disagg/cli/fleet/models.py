@@ -226,13 +226,7 @@ def how_far(event: LoadEvent) -> str:
 
 
 @models.command(cls=HostCommand)
-def rm(
-    context: typer.Context,
-    model: Named = None,
-    *,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def rm(context: typer.Context, model: Named = None, *, yes: Yes = False, as_json: AsJson = False) -> None:
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
@@ -373,10 +367,8 @@ def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -
 def removed_view(
     outcomes: Sequence[HostOutcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
 ) -> RenderableType:
-    """One line per host: the bytes freed; then the command that restores it.
-
-    `carried`: hosts whose models are deployed, not pulled.
-    """
+    """One line per host: the bytes freed; then the command that restores it. carried: hosts whose models are deployed,
+    not pulled."""
     lines = [
         Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} freed")
         for one in outcomes

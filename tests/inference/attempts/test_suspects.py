@@ -205,7 +205,7 @@ async def test_how_many_hosts_a_request_may_end_is_the_policys() -> None:
             await made.generate(POISON)
 
 
-async def test_a_request_that_hosts_have_computed_goes_on_until_they_have_ended_with_it_oftener_and_then_twice() -> (
+async def test_a_request_that_hosts_have_computed_goes_on_until_they_have_ended_with_it_more_often_and_then_twice() -> (
     None
 ):
     async with fleet(6) as made:
