@@ -47,6 +47,9 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 _BESIDE_ROTATION = ("mscale_all_dim", "llama_4_scaling_beta")
 """Keys of rope_scaling that some models also scale attention with."""
+_BIASES_OF_CHOICE: Final = ("e_score_correction_bias", "expert_bias")
+_ROUNDED_BIASES: Final = ("afmoe", "minimax_m2")
+"""Model types for which transformers rounds these biases to the dtype of the model."""
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -288,8 +291,9 @@ def _without_drafts(model_class: Any) -> Any:
 
 def _cast(model: Any, dtype: Any) -> None:
     """Floating weights to `dtype`; packed weights and uint8 scales are integers and stay, and so do the biases by which
-    experts are chosen, as in transformers: rounded ones would choose others."""
-    kept = {name: array for name, array in tree_flatten(model.parameters()) if name.endswith("e_score_correction_bias")}
+    experts are chosen unless transformers rounds them: rounded ones choose others."""
+    names = () if model.model_type in _ROUNDED_BIASES else _BIASES_OF_CHOICE
+    kept = {name: array for name, array in tree_flatten(model.parameters()) if name.endswith(names)}
     model.set_dtype(dtype)
     model.load_weights(list(kept.items()), strict=False)
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy
 import pytest
+import torch
+from mlx.utils import tree_flatten
 
+from disagg.config import EngineOptions
+from disagg.engines.mlx.load import load
 from disagg.engines.model.reference import Reference
+from disagg.engines.transformers.load import load_model
 from disagg.verify.compare import NOISE, EngineRun, compare, within
 from tests import fleets
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import Pair, make, running
 from tests.engines.mlx.mlx_parts import prompt
+from tests.surveys.tables import known
 
 # mlx multiplies experts in float32 only on a CPU, so the latent one has dense layers alone.
 MODELS: Mapping[str, dict[str, Any]] = {
@@ -23,6 +31,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 CONTEXT = 2048
 BFLOAT16 = {"dtype": "bfloat16"}
+BIASES = ("e_score_correction_bias", "expert_bias")
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -51,6 +60,17 @@ def test_a_hand_off_is_within_the_noise_of_one_engine(pair: Pair) -> None:
     for other in (theirs, alone):
         found = compare(handed_over, other)
         assert within(found, NOISE["bfloat16"]), found
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "lfm2_moe", "bailing_hybrid", "ernie4_5_moe", "minimax_m2"])
+def test_biases_by_which_experts_are_chosen_are_rounded_as_by_transformers(name: str, tmp_path: Path) -> None:
+    make(known()[name], tmp_path)
+    options = EngineOptions("transformers", dtype="bfloat16", device="cpu")
+    by_transformers = load_model(tmp_path, options, torch.device("cpu")).state_dict()
+    by_mlx = tree_flatten(load(tmp_path, dtype="bfloat16", device=mx.gpu).model.parameters())
+    theirs = [value for name, one in by_transformers.items() if name.endswith(BIASES) for value in one.flatten()]
+    ours = [value for name, one in by_mlx if name.endswith(BIASES) for value in one.tolist()]
+    assert ours and sorted(ours) == sorted(map(float, theirs))
 
 
 def test_real_servers_count_float32_states_among_the_bytes_of_a_transfer(

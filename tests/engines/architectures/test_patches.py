@@ -13,17 +13,22 @@ from contextlib import closing
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import mlx.core as mx
 import pytest
 import torch
+from mlx import nn
 
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.architectures.base import Patch
+from disagg.engines.model.architectures.experts import groups_of_experts
 from disagg.engines.model.architectures.patches import MLX_PATCHES, PATCHES, TRANSFORMERS_PATCHES, VLLM_PATCHES
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import ModelError, PreflightRefused
-from tests.engines.architectures.pairs import CONTEXT, make
+from tests.engines.architectures.pairs import CONTEXT, make, running
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_MISSING, VLLM_PYTHON, needs_vllm, vllm_process
 from tests.surveys.tables import known
@@ -101,9 +106,9 @@ def difference(folder: Path, patches: Sequence[Patch]) -> float:
             EngineOptions("transformers", dtype="float32", device="cpu", chunk_tokens=48),
             patches=[one for one in patches if one in TRANSFORMERS_PATCHES],
         )
-        running = [start(mlx, tokens, max_tokens=ANSWER) for tokens in PROMPTS]
+        asked = [start(mlx, tokens, max_tokens=ANSWER) for tokens in PROMPTS]
         try:
-            answers = [one.result() for one in running]
+            answers = [one.result() for one in asked]
         except ModelError:  # some fail on several prompts
             return math.inf
         for tokens, answer in zip(PROMPTS, answers, strict=True):
@@ -111,3 +116,21 @@ def difference(folder: Path, patches: Sequence[Patch]) -> float:
                 return math.inf
         ours, theirs = (torch.tensor(one.logits(WHOLE, 40)).log_softmax(-1) for one in (mlx, by_transformers))
         return float((ours - theirs).abs().max())
+
+
+def test_a_mixture_that_normalises_the_weight_of_a_single_expert_is_left_as_it_is(tmp_path: Path) -> None:
+    single = {**known()["lfm2_moe"], "num_experts_per_tok": 1, "norm_topk_prob": True}
+    with running(single, tmp_path) as pair:
+        assert "experts" not in [one.component for one in pair.decode.info.preflight]
+        assert pair.difference(prompt(90), prompt(ANSWER, seed=1)) < 1e-3
+
+
+@pytest.mark.parametrize(("biases", "changed"), [([0.0, 0.0], []), ([0.5, -0.25], [0.75, 0.0])])
+def test_biases_of_experts_are_changed_only_if_a_sum_may_be_below_the_one_of_groups_that_are_left_out(
+    biases: list[float], changed: list[float]
+) -> None:
+    gate = nn.Module()
+    gate.n_group, gate.e_score_correction_bias = 2, mx.array(biases)
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(modules=lambda: [gate]))
+    assert bool(groups_of_experts(loaded)) == bool(changed)
+    assert gate.e_score_correction_bias.tolist() == (changed or biases)

@@ -93,13 +93,14 @@ def normalised_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
 
 def single_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
     """Give the one expert that is chosen the weight 1, if config.json has norm_topk_prob: mlx-lm normalises several
-    only, in its deepseek_v3, glm4_moe, dots1 and others."""
+    only, in the gates of its deepseek_v3, glm4_moe, dots1 and others. lfm2_moe's mixture has none, and always does."""
     gates = [
         module
         for module in loaded.model.modules()
         if getattr(module, "top_k", None) == 1
         and getattr(module, "norm_topk_prob", False)
         and hasattr(module, "routed_scaling_factor")
+        and "switch_mlp" not in module
     ]
     for gate in gates:
         gate.__class__ = _single_gate(type(gate))
@@ -119,16 +120,16 @@ def _single_gate(gate_class: Any) -> Any:
 
 
 def groups_of_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
-    """Add to all biases by which experts are chosen the same amount, so that none of the sums that are compared is
-    below 0, which is what mlx-lm puts in place of those of experts that are not in a chosen group: it then chooses
-    such experts. The weights of experts do not depend on the biases."""
+    """Add to all biases by which experts are chosen the same amount, so that none is below 0, nor the sums that are
+    compared. mlx-lm puts 0 in place of those of experts that are not in a chosen group, and would choose such experts.
+    The weights of experts do not depend on the biases."""
     from mlx import core as mx
 
     gates = [gate for gate in loaded.model.modules() if "e_score_correction_bias" in gate and _groups(gate) > 1]
-    below = [gate for gate in gates if gate.e_score_correction_bias.min() <= 0]
+    below = [gate for gate in gates if gate.e_score_correction_bias.min() < 0]
     for gate in below:
         bias = gate.e_score_correction_bias.astype(mx.float32)
-        gate.e_score_correction_bias = bias - bias.min() + 1
+        gate.e_score_correction_bias = bias - bias.min()
     detail = f"on {len(below)} layers mlx-lm chooses experts that are in no chosen group; set right"
     return [PreflightFinding("experts", "patched", detail)] if below else []
 
