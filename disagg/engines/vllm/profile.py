@@ -127,11 +127,10 @@ def rank_weight_bytes(worker: Any) -> int:
 
 
 def tied_head(worker: Any) -> bool | None:
-    """Whether the output head is the embeddings; None if this worker has no head, or a packed one. Called in it."""
-    import torch
+    """As of `tie_of`, of what this worker has loaded; None if it has no head. Called in it."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    heads, embeddings = list[torch.Tensor](), list[torch.Tensor]()
+    heads, embeddings = list[Any](), list[Any]()
     for name, module in worker.get_model().named_modules(remove_duplicate=False):
         weight = getattr(module, "weight", None)
         if weight is None or weight.is_meta:  # llava has embeddings that vLLM never loads
@@ -140,8 +139,16 @@ def tied_head(worker: Any) -> bool | None:
             heads.append(weight)
         elif isinstance(module, VocabParallelEmbedding):
             embeddings.append(weight)
-    alike = [one for one in embeddings if heads and (one.shape, one.dtype) == (heads[0].shape, heads[0].dtype)]
-    return any(torch.equal(heads[0], one) for one in alike) if alike else None
+    return tie_of(heads[0], embeddings) if heads else None
+
+
+def tie_of(head: Any, embeddings: Sequence[Any]) -> bool | None:
+    """Whether the output head is the embeddings, as tensors. None if it is packed, or a copy of them: that computes the
+    same whatever config.json states."""
+    alike = [one for one in embeddings if (one.shape, one.dtype) == (head.shape, head.dtype)]
+    if any(one.data_ptr() == head.data_ptr() for one in alike):
+        return True
+    return False if alike and not any(one.equal(head) for one in alike) else None
 
 
 def layer_profiles(worker: Any) -> list[LayerProfile]:
