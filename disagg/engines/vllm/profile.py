@@ -198,15 +198,24 @@ def rope_of(attention: Any, shared: Sequence[Any]) -> Rope | None:
         return _inverse_frequencies(shared[0], attention) if len(shared) == 1 else None
     if (module := attention.rotary_emb) is None:
         return None
-    if not hasattr(module, "_compute_cos_sin_cache"):
+    try:
+        cos, sin = _turned_first(module).double().chunk(2)
+        angles, scale = sin.atan2(cos), cos.hypot(sin).mean()
+        return Rope(tuple(float(angle) for angle in angles), float(scale))
+    except Exception as error:  # which one depends on the class
         raise ModelError(
             f"the rotary module {type(module).__name__} of vLLM cannot be measured",
-            "this architecture cannot be handed over",
-        )
-    # Those of the angles that its first position turns by.
-    cos, sin = module._compute_cos_sin_cache()[1].double().chunk(2)
-    angles, scale = sin.atan2(cos), cos.hypot(sin).mean()
-    return Rope(tuple(float(angle) for angle in angles), float(scale))
+            "use the engine transformers for this model",
+        ) from error
+
+
+def _turned_first(module: Any) -> Any:
+    """The cosines and sines by which a rotary module turns the vectors of position 1. A longrope has two sets, of which
+    vLLM uses the one for all prompts of the context."""
+    if (long := getattr(module, "use_long_rope", None)) is None:
+        return module._compute_cos_sin_cache()[1]
+    factors, scale = (module.long_factor, module.long_mscale) if long else (module.short_factor, module.short_mscale)
+    return module._compute_cos_sin_cache(2, factors, scale)[1]
 
 
 def require_alike_heads(rotary: Any, width: int) -> None:
