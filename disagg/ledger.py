@@ -53,7 +53,7 @@ def source_of(host: Host, model: Model) -> str:
 
 
 def machine_room(host: Host) -> MachineRoom:
-    """What `disagg fit` takes as the room of the host's machine. Takes up to 10 s where there is an NVIDIA driver."""
+    """What is taken as the room of the host's machine. Takes up to 10 s where there is an NVIDIA driver."""
     named, devices = host.engine.device, host.engine.kind.devices
     cards = _cards() if "cuda" in devices and named != "cpu" else ()
     device = "gpu" if named == "mps" else named.partition(":")[0]

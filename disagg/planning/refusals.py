@@ -32,7 +32,10 @@ LATENT: Final = (
     "mistral4",
 )
 """Model types whose latent attention (MLA) is known."""
-UNROTATED: Final = ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h")
+UNROTATED: Final = (
+    *("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h"),
+    *("gpt2", "gpt_bigcode"),  # which learn a vector of each position
+)
 """Model types without a rotary embedding, whatever their configuration states of one."""
 ROPES: Final = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 """Rotary embeddings whose frequencies can be fixed."""
@@ -212,9 +215,10 @@ def _activation(config: Config, defaults: Config) -> str:
     """mlx-lm has one activation function for each model type, whatever config.json states: the one that transformers
     has by default."""
     for key in ACTIVATIONS:
-        default, stated = getattr(defaults, key, None), getattr(config, key, None)
-        if not isinstance(default, str) or stated is None:
+        if not isinstance(default := getattr(defaults, key, None), str):
             continue
+        if (stated := getattr(config, key, default)) is None:
+            return f"its config.json has null for {key}, and no framework knows what to compute"
         computed = {activation(default)} | ({GELU, APPROXIMATE_GELU} if config.model_type in SET_RIGHT else set())
         if activation(stated) not in computed:
             return f"mlx-lm ignores {key} = {str(stated)!r}, and computes {default!r}"
@@ -270,6 +274,19 @@ def _without_caps(config: Config) -> str:
     return f"mlx-lm cannot compute it without {' and '.join(absent)}" if absent else ""
 
 
+def _heads_as_wide_as_the_model(config: Config) -> str:
+    heads = config.num_attention_heads
+    wide = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    fit = wide == config.hidden_size
+    return "" if fit else f"its heads have {wide} elements, and mlx-lm computes only as many as hidden_size states"
+
+
+def _without_attention(config: Config) -> str:
+    kinds, given = getattr(config, "layer_types", None), getattr(config, "full_attn_idxs", None)
+    none = "full_attention" not in kinds if isinstance(kinds, list) else given == []
+    return "none of its layers has attention, without which mlx-lm cannot compute it" if none else ""
+
+
 def _own_width_of_values(config: Config) -> str:
     width, stated = config.hidden_size // config.num_attention_heads, getattr(config, "v_head_dim", None)
     return "" if stated in (None, width) else f"mlx-lm ignores v_head_dim = {stated}, and has {width}"
@@ -297,6 +314,7 @@ _OF_INDEXERS: Final = ("index_n_heads", "index_topk", "max_position_embeddings",
 _OF_ATTENTION: Final = ("scale_attn_by_inverse_layer_idx", "scale_attn_weights")
 
 RULES: Final[Mapping[str, Rule]] = {
+    "cohere2": (("hidden_size", "num_attention_heads", "head_dim"), _heads_as_wide_as_the_model),
     "deepseek_v32": (_OF_INDEXERS, _indexers),
     "gemma2": (("attn_logit_softcapping", "final_logit_softcapping"), _without_caps),
     "glm_moe_dsa": (_OF_INDEXERS, _indexers),
@@ -304,6 +322,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "gpt_bigcode": (_OF_ATTENTION, _scaled_attention),
     "gptj": (_OF_ATTENTION, _scaled_attention),
     "kimi_linear": (("num_experts_per_tok", "norm_topk_prob"), _one_expert),
+    "lfm2": (("layer_types", "full_attn_idxs"), _without_attention),
+    "lfm2_moe": (("layer_types", "full_attn_idxs"), _without_attention),
     "longcat_flash": ((), _twice_the_latents),
     "mamba2": (("time_step_limit",), _limited_time_steps),
     "minicpm3": (("hidden_size", "num_attention_heads", "v_head_dim"), _own_width_of_values),

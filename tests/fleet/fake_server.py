@@ -200,8 +200,7 @@ def drain() -> None:
 
 def main() -> None:
     if behaviour == "crash":
-        error = {"code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
-        entry = {"level": "error", "event": "start_failed", **error}
+        entry = {"level": "error", "code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
         sys.stderr.write(json.dumps(entry) + "\n")
         sys.exit(1)
     if behaviour == "die":

@@ -47,6 +47,11 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
         ),
         (config("gpt2", scale_attn_weights=False), "mlx-lm ignores how its config.json scales attention"),
         (config("minicpm3", hidden_size=64, num_attention_heads=4, v_head_dim=8), "mlx-lm ignores v_head_dim = 8"),
+        (config("cohere2", hidden_size=64, num_attention_heads=4), ""),
+        (config("cohere2", hidden_size=64, num_attention_heads=4, head_dim=8), "its heads have 32 elements"),
+        (config("lfm2", full_attn_idxs=[2]), ""),
+        (config("lfm2", full_attn_idxs=[]), "none of its layers has attention"),
+        (config("lfm2_moe", layer_types=["conv", "conv"]), "none of its layers has attention"),
         (config("mamba2", time_step_limit=(0.0, float("inf"))), ""),
         (config("mamba2", time_step_limit=(0.0, 0.1)), "transformers limits its time steps in prompts"),
         (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
@@ -82,7 +87,6 @@ def test_what_config_json_states_is_enough_to_refuse_a_model(given: SimpleNamesp
     [
         ("llama", "silu", False),
         ("llama", "swish", False),
-        ("llama", None, False),
         ("llama", "relu", True),
         ("gemma", "gelu", False),  # set right
         ("gemma", "gelu_new", False),
@@ -95,6 +99,13 @@ def test_an_activation_function_that_mlx_lm_does_not_compute_is_refused(
     default = "gelu_pytorch_tanh" if model_type == "gemma" else "silu"
     found = refusal(config(model_type, hidden_act=stated), SimpleNamespace(hidden_act=default))
     assert found == (f"mlx-lm ignores hidden_act = {stated!r}, and computes {default!r}" if refused else "")
+
+
+def test_an_activation_function_that_is_null_is_refused_and_one_that_is_left_out_is_the_default() -> None:
+    silu = SimpleNamespace(hidden_act="silu")
+    assert refusal(config("llama"), silu) == ""
+    assert refusal(config("llama", hidden_act=None), silu).startswith("its config.json has null for hidden_act")
+    assert refusal(config("llama", hidden_act=None), NONE) == ""
 
 
 def test_llama4s_text_part_is_refused_alone_only() -> None:

@@ -115,6 +115,12 @@ _ADDED: Sequence[dict[str, Any]] = (
     {"max_position_embeddings": 2048},
     {"vocab_size": 641},
 )
+_OTHER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
 _LEFT_OUT = ("tie_word_embeddings", "rms_norm_eps", "attention_bias", "rope_theta", "norm_topk_prob", "head_dim")
 
 
@@ -133,7 +139,7 @@ def drawn(entry: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
         made.pop(chance.choice(_LEFT_OUT), None)
     if chance.random() < 0.6:
         made |= chance.choice([one for one in _ADDED if made.keys() & one.keys()] or _ADDED)
-    return made
+    return made | {own: made[key] for own, key in _OTHER_NAMES.items() if own in made}
 
 
 def _heads(made: dict[str, Any], chance: random.Random) -> None:

@@ -3,8 +3,10 @@ computes what the checkpoint describes.
 
 Each correction is one function, without effect on checkpoints that do not need it:
 - `stated_defaults`: a key that config.json leaves out has transformers' default, whatever mlx-lm's own is.
+- `stated_arguments`: what mlx-lm reads otherwise than transformers.
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
+- `_with_fixed_ropes`: a rope that changes for prompts that are longer than any that is served is the default one.
 - `_without_rejected_scaling`: some models reject every rope_scaling that they do not know, even one without effect.
 - `_model_classes`: what the model's architecture needs (`Architecture.mlx_model`), the output head and the biases that
   the checkpoint has (`with_stated_weights`).
@@ -33,7 +35,7 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
-from disagg.engines.model.architectures import architecture_of, mlx_model, mlx_module
+from disagg.engines.model.architectures import architecture_of, float32_weights, mlx_model, mlx_module
 from disagg.engines.model.architectures.base import LoadedByMLX, Patch
 from disagg.engines.model.architectures.weights import with_stated_weights
 from disagg.engines.model.profile import verdict
@@ -41,15 +43,12 @@ from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
 from disagg.planning.checkpoint import weights_form
-from disagg.planning.refusals import known_as
+from disagg.planning.refusals import known_as, rope_type
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 _BESIDE_ROTATION = ("mscale_all_dim", "llama_4_scaling_beta")
 """Keys of rope_scaling that some models also scale attention with."""
-_BIASES_OF_CHOICE: Final = ("e_score_correction_bias", "expert_bias")
-_ROUNDED_BIASES: Final = ("afmoe", "minimax_m2")
-"""Model types for which transformers rounds these biases to the dtype of the model."""
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -75,9 +74,8 @@ def prepare(
     reference.require_readable("mlx")
     layers = reference.loaded(options)
     described = reference.described(layers)
-    loaded = load(
-        reference.path, dtype=options.dtype, device=device, layers=layers, defaults=stated_defaults(reference)
-    )
+    stated = {"defaults": stated_defaults(reference), "arguments": stated_arguments(reference)}
+    loaded = load(reference.path, dtype=options.dtype, device=device, layers=layers, **stated)
     measured = measure(loaded.model, len(described.layers))
     ropes = tuple(rope for rope in rope_modules(loaded.model) if layers is None or rope[0] < layers)
     by_mlx = LoadedByMLX(loaded.model, loaded.config, reference.text_config, described, measured.layers, ropes)
@@ -129,21 +127,28 @@ def select_device(name: str) -> Any:
 
 
 def load(
-    path: Path, *, dtype: DType, device: Any, layers: int | None = None, defaults: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    dtype: DType,
+    device: Any,
+    layers: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load the checkpoint folder `path` into memory as `dtype`; quantized weights stay packed. layers: only the first
-    so many, without the output head; None: all. defaults: of keys that the part of config.json that reads text leaves
-    out.
+    so many, without the output head; None: all. Of the part of config.json that reads text, defaults: of keys that it
+    leaves out, arguments: in place of what it has.
 
     Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype that the device cannot compute.
     """
     config = _read_config(path)
     overrides = flat_config(config)
-    _add(overrides, config, defaults or {})
+    _add(overrides, config, defaults or {}, arguments or {})
+    overrides |= _with_fixed_ropes({**config, **overrides})
     overrides |= _without_rejected_scaling({**config, **overrides})
     try:
         model, config = load_model(path, lazy=True, model_config=overrides, get_model_classes=_model_classes)
-        _cast(model, DTYPES[dtype])
+        _cast(model, DTYPES[dtype], float32_weights(_text_type(config)))
         weights = _weights(model, layers)
         mx.eval(weights)
     except ModelError as error:
@@ -164,25 +169,54 @@ def load(
 
 
 def stated_defaults(reference: Reference) -> dict[str, Any]:
-    """Numbers, words and flags of transformers' configuration of the text model; and its kinds of layers, of which
-    transformers changes some, unless config.json has other names for them."""
-    stated, attention = reference.text_config.to_dict(), {"full_attention", "sliding_attention"}
-    own = reference.config.get("text_config") or reference.config
-    kinds = stated.get("layer_types") or ["other"]
-    known = attention.issuperset([*kinds, *(own.get("layer_types") or ())])
-    layers = {"layer_types": list(kinds)} if known else {}
+    """Numbers, words and flags of transformers' configuration of the text model."""
+    stated = reference.text_config.to_dict()
     stated = {"rope_theta": (stated.get("rope_parameters") or {}).get("rope_theta"), **stated}
     plain = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)}
-    return {**plain, **layers, **architecture_of(reference.text_config).mlx_arguments(reference.text_config)}
+    return {"rope_scaling": None, **plain}
 
 
-def _add(overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Add the defaults of what neither has, to the part that reads text."""
+def stated_arguments(reference: Reference) -> dict[str, Any]:
+    """What its architecture states for mlx-lm; and its kinds of layers, of which transformers changes some, unless
+    config.json has other names for them."""
+    kinds = getattr(reference.text_config, "layer_types", None) or ["other"]
+    own = (reference.config.get("text_config") or reference.config).get("layer_types") or ()
+    known = {"full_attention", "sliding_attention"}.issuperset([*kinds, *own])
+    layers = {"layer_types": _Kinds(kinds)} if known else {}
+    return {**layers, **architecture_of(reference.text_config).mlx_arguments(reference.text_config)}
+
+
+class _Kinds(list[str]):
+    """Kinds of layers, in which mlx-lm's models look for the first of each kind, for its mask. If there is none of a
+    kind, no layer uses its mask."""
+
+    def index(self, kind: str, *bounds: Any) -> int:
+        return super().index(kind, *bounds) if kind in self else 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return _Kinds(found) if isinstance(at, slice) else found
+
+
+def _add(
+    overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
+    """Add the defaults of what neither has, and the arguments, to the part that reads text."""
     text = config.get("text_config")
     into = overrides.setdefault("text_config", dict(text)) if text else overrides
     known = into.keys() | (text or config).keys()
-    given = "layer_types" in known
-    into.update({key: value for key, value in defaults.items() if key not in known or (given and key == "layer_types")})
+    into.update({key: value for key, value in defaults.items() if key not in known} | dict(arguments))
+
+
+def _with_fixed_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that put the default rope in place of a dynamic one, with which mlx-lm computes other frequencies for each
+    length, or fails; not of Hunyuan's, which is called dynamic and is not."""
+    text = config.get("text_config") or config
+    ropes = {key: one for key in ("rope_scaling", "rope_parameters") if isinstance(one := text.get(key), Mapping)}
+    if not any(rope_type(one) == "dynamic" and not one.get("alpha") for one in ropes.values()):
+        return {}
+    fixed = {key: {**one, "rope_type": "default"} if key == "rope_parameters" else None for key, one in ropes.items()}
+    return {"text_config": {**text, **fixed}} if text is not config else fixed
 
 
 def _without_rejected_scaling(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +252,9 @@ def _weights(model: Any, layers: int | None) -> list[Any]:
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys to add to config.json so that mlx-lm reads what transformers reads; usually {} for a hub checkpoint."""
-    flat = {**_flat_rope(config), **_flat_experts(config), **_flat_pattern(config)}
+    flat = {**_flat_rope(config), **_flat_pattern(config)}
+    if "num_local_experts" in config:
+        flat["num_experts"] = config["num_local_experts"]
     text = config.get("text_config") or {}
     inner = {"text_config": {**text, **flat_config(text)}} if text else {}
     if "vocab_size" in text:  # gemma3 and gemma4 have that of the published models if it does not stand here
@@ -239,10 +275,6 @@ def _flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     if local is not None and "rope_theta" in local:
         flat["rope_local_base_freq"] = local["rope_theta"]
     return flat
-
-
-def _flat_experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_experts": config["num_local_experts"]} if "num_local_experts" in config else {}
 
 
 def _flat_pattern(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,13 +321,13 @@ def _without_drafts(model_class: Any) -> Any:
     return WithoutDrafts
 
 
-def _cast(model: Any, dtype: Any) -> None:
-    """Floating weights to `dtype`; packed weights and uint8 scales are integers and stay, and so do the biases by which
-    experts are chosen unless transformers rounds them: rounded ones choose others."""
-    names = () if model.model_type in _ROUNDED_BIASES else _BIASES_OF_CHOICE
-    kept = {name: array for name, array in tree_flatten(model.parameters()) if name.endswith(names)}
+def _cast(model: Any, dtype: Any, float32: tuple[str, ...]) -> None:
+    """Floating weights to `dtype`, but those with these endings to float32. Packed weights and uint8 scales, which are
+    integers, stay."""
+    kept = [(name, array) for name, array in tree_flatten(model.parameters()) if name.endswith(float32)]
     model.set_dtype(dtype)
-    model.load_weights(list(kept.items()), strict=False)
+    floats = [(name, array.astype(mx.float32)) for name, array in kept if mx.issubdtype(array.dtype, mx.floating)]
+    model.load_weights(floats, strict=False)
 
 
 def _require_computable(model: Any, dtype: DType, device: Any) -> None:
@@ -344,6 +376,7 @@ _WORDS: Final = (
     (r"Expected shape .* for parameter (\S+)", r"the weight \1 has another shape than config.json describes"),
     (r"Model type (\S+) not supported\.", r"it does not know the model type \1"),
     (r".*missing \d+ required positional arguments?: (.*)", r"config.json leaves out \1"),
+    (r"'?(\w+)'? is not in list", r"it expects a layer of the kind \1, and none is"),
 )
 """What mlx-lm says when it does not load a model, and that in plain words."""
 
@@ -353,8 +386,11 @@ def _in_words(error: BaseException) -> str:
     for said, words in _WORDS:
         if found := re.match(said, text):
             return found.expand(words).replace("'", "")
-    text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= 300 else text[:297] + "..."
+    if isinstance(error, KeyError):
+        return f"neither config.json nor the weights have {text.strip(chr(39))}"
+    said = text if isinstance(error, ValueError | ImportError | NotImplementedError) else ""
+    said = said if len(said) <= 300 else said[:297] + "..."
+    return "it does not take what config.json states" + (f": {said}" if said else ", or leaves out")
 
 
 def _text_type(config: Mapping[str, Any]) -> str:

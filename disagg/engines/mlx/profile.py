@@ -21,8 +21,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.mlx.cache import entries_of
 from disagg.engines.model.architectures.weights import has_head
-from disagg.engines.model.profile import LayerProfile, Rope
-from disagg.errors import ModelError, first_line
+from disagg.engines.model.profile import LayerProfile, Rope, cannot_compute
+from disagg.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,7 @@ def measure(model: Any, count: int | None = None) -> Measured:
         caches = entries_of(caches)[:count]
         mx.eval([cache.state for cache in caches])
     except Exception as error:  # which one depends on the architecture
-        raise ModelError(
-            f"mlx-lm cannot run this model: {type(error).__name__}: {first_line(error)}",
-            "check that the installed mlx-lm supports this architecture",
-        ) from error
+        raise cannot_compute("mlx-lm", error) from error
     finally:
         for spy in spies:
             spy.parent[spy.name] = spy.rope

@@ -7,6 +7,7 @@ profile from its loaded modules. `compare` returns one finding per component tha
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.status import PreflightFinding
-from disagg.errors import PreflightRefused
+from disagg.errors import ModelError, PreflightRefused, first_line
 
 MODEL_DTYPE = "model"
 """The dtype of a state tensor that has the dtype of the model, whichever that is."""
@@ -132,6 +133,16 @@ def require(findings: Iterable[PreflightFinding]) -> None:
         reasons = "; ".join(f"{finding.component}: {finding.detail}" for finding in refused)
         hints = dict.fromkeys(_HINTS.get(finding.component, _HINT) for finding in refused)
         raise PreflightRefused(f"the frameworks disagree about this model: {reasons}", "; ".join(hints))
+
+
+def cannot_compute(framework: str, error: Exception) -> ModelError:
+    """That a framework fails on one token. Which error it raises depends on the architecture."""
+    said = first_line(error)
+    why = f"it does not take what config.json states, or leaves out ({said})"
+    if re.search(r"shape|size|dimension|broadcast", said):
+        why = "sizes in config.json do not fit together"
+    hint = "compare config.json with the model's original, or use another model"
+    return ModelError(f"{framework} cannot compute a token with this model: {why}", hint)
 
 
 def _field(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[PreflightFinding]:

@@ -309,13 +309,42 @@ def _text_config(path: Path, context: int | None) -> Any:
             text.rope_parameters = for_context(parameters, context)
         return text
     except Exception as error:  # which one depends on the key whose value is none that transformers expects
-        said = " ".join(str(error).split())[:300] or repr(error)
-        unknown = re.search("model type `(.*)` but Transformers does not recognize", said)
-        why = f"it does not know the model type {unknown[1]}" if unknown else said
+        why = _in_words(error)
         raise ModelError(
             f"{path / 'config.json'}: transformers cannot read it: {why}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
+
+
+_KINDS: Final = {
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "bool": "true or false",
+    "list": "list",
+    "dict": "table",
+    "NoneType": "null",
+}
+
+
+def _in_words(error: Exception) -> str:
+    """Why transformers cannot read a configuration: of a value of the wrong kind its key, and what it should be."""
+    said = " ".join(str(error).split())
+    if unknown := re.search("model type `(.*)` but Transformers does not recognize", said):
+        return f"it does not know the model type {unknown[1]}"
+    wrong = re.search(r"Field '([^']+)'.*? (?:expected |match any type in )(.+?)(?:, got |\. Errors)", said)
+    named = re.sub(r"\[[^]]*\]", "", wrong[2]) if wrong else ""  # list[str] is a list
+    if wrong and (kinds := [word for name, word in _KINDS.items() if re.search(rf"\b{name}\b", named)]):
+        entry = ", or has an entry of the wrong kind" if "[" in wrong[2] else ""
+        return f"{wrong[1]} is no {' or '.join(kinds)}{entry}"
+    if item := re.search(r"Invalid .* in \w+ '(\w+)'", said):
+        return f"{item[1]} has an entry of the wrong kind"
+    if isinstance(error, KeyError):
+        return f"it leaves out {error.args[0]}"
+    by_author = re.search(r"^(?:Class v|V)alidation error .*? \w+Error: (.*)", said)  # of huggingface_hub
+    if by_author or isinstance(error, ValueError | NotImplementedError):
+        return (by_author[1] if by_author else said)[:300]
+    return "a value is not of the expected form"
 
 
 def _sizes(config: Any, path: Path) -> tuple[int | None, int]:

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
+from disagg.engines.model.architectures.experts import BIASES, ROUNDED
 from disagg.engines.model.architectures.weights import stated_tie, tie_in_transformers
 from disagg.engines.model.reference import configuration
 from disagg.errors import ModelError, first_line
@@ -117,9 +118,11 @@ def _model_class(path: Path, layers: int | None) -> Any:
     """What loads the model, or its first layers."""
     config = configuration(path)
     config = config if _is_of_text(config) else config.get_text_config(decoder=True)
-    if layers is None:
-        return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else causal_class(config)
-    return _first_layers(causal_class(config), layers)
+    rounded = config.model_type in ROUNDED
+    if layers is None and not rounded and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    model_class = _with_biases_in_float32(causal_class(config)) if rounded else causal_class(config)
+    return model_class if layers is None else _first_layers(model_class, layers)
 
 
 def causal_class(config: Any) -> Any:
@@ -158,6 +161,16 @@ def _with_head(decoder_class: Any) -> Any:
 
     TextModel.__name__ = decoder_class.__name__
     return TextModel
+
+
+def _with_biases_in_float32(model_class: Any) -> Any:
+    """A class of models whose biases by which experts are chosen are not rounded to the model's dtype."""
+
+    class Unrounded(model_class):
+        _keep_in_fp32_modules_strict = (*(model_class._keep_in_fp32_modules_strict or ()), *BIASES)
+
+    Unrounded.__name__ = model_class.__name__
+    return Unrounded
 
 
 def _first_layers(model_class: Any, layers: int) -> Any:

@@ -18,9 +18,9 @@ from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
 from disagg.engines.model.architectures.base import layer_kinds
 from disagg.engines.model.architectures.weights import tied_in_transformers
-from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, cannot_compute
 from disagg.engines.transformers.load import decoder_layers
-from disagg.errors import ModelError, first_line
+from disagg.errors import ModelError
 
 _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
 
@@ -36,10 +36,7 @@ def measure(model: Any, reference: ModelProfile) -> ModelProfile:
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture
-        raise ModelError(
-            f"transformers cannot run model type {config.model_type!r}: {type(error).__name__}: {first_line(error)}",
-            "this architecture cannot be handed over",
-        ) from error
+        raise cannot_compute("transformers", error) from error
     return replace(
         reference,
         source="transformers",

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.engines.mlx.load import flat_config, load, select_device
+from disagg.engines.mlx.load import _in_words, flat_config, load, select_device
+from disagg.engines.model.architectures import float32_weights
 from disagg.engines.model.architectures.experts import transposed_experts
 from disagg.errors import ModelError
 from tests.engines.mlx.mlx_parts import Engines, prompt, start
@@ -126,6 +127,12 @@ def test_weights_and_kv_take_the_dtype_of_the_host(dtype: DType, tiny: TinyModel
     engine.close()
 
 
+def test_what_transformers_keeps_in_float32_is_kept_in_mlx() -> None:
+    assert "mlp.gate.weight" in float32_weights("ernie4_5_moe")
+    assert {"A_log", "dt_bias"} <= {*float32_weights("bailing_hybrid")}
+    assert float32_weights("llama") == ("e_score_correction_bias", "expert_bias")
+
+
 def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype="bfloat16", device="cpu")
 
@@ -203,6 +210,19 @@ def test_what_mlx_lm_says_of_a_model_that_it_cannot_load_is_put_in_plain_words(
 
     with pytest.raises(ModelError, match=reason):
         load(folder, dtype="float32", device=mx.cpu)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("'attention' is not in list"), "it expects a layer of the kind attention, and none is"),
+        (KeyError("lm_head"), "neither config.json nor the weights have lm_head"),
+        (TypeError("'>' not supported between 'NoneType' and 'int'"), "it does not take what config.json states, or"),
+        (ValueError("Unsupported gate"), "it does not take what config.json states: Unsupported gate"),
+    ],
+)
+def test_errors_of_programs_are_put_in_plain_words(error: Exception, words: str) -> None:
+    assert _in_words(error).startswith(words)
 
 
 def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy: Callable[[str], Path]) -> None:

@@ -185,7 +185,12 @@ def test_yarn_may_take_a_model_beyond_its_trained_positions(tiny: TinyModel, tmp
     [
         ({"model_type": "nonesuch"}, "transformers cannot read it: it does not know the model type 'nonesuch'"),
         ({"model_type": "nonesuch", "auto_map": {"AutoConfig": "code.Own"}}, "does not know the model type 'nonesuch'"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "transformers cannot read it"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "transformers cannot read it: hidden_size is no whole number"),
+        ({"model_type": "llama", "hidden_size": 65}, r"transformers cannot read it: [Tt]he hidden size \(65\)"),
+        (
+            {"layer_types": ["full_attention", "full_attention", 3]},
+            "layer_types is no list or null, or has an entry of the wrong kind",
+        ),
         ({"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "linear_attention"),
         ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not known"),
     ],
@@ -216,6 +221,8 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
         ({"model_type": "qwen3_5_moe_text", "norm_topk_prob": False}, "transformers ignores norm_topk_prob = false"),
         ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "without attn_logit_softcapping"),
         ({"model_type": "gptj", "activation_function": "relu"}, "ignores activation_function = 'relu'"),
+        ({"model_type": "cohere2", "head_dim": 8}, "its heads have 32 elements, and mlx-lm computes only as many"),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 3}, "none of its layers has attention"),
     ],
 )
 def test_models_that_the_frameworks_compute_otherwise_are_refused(

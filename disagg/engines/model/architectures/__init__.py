@@ -41,6 +41,7 @@ from disagg.engines.model.architectures import (
     olmo,
 )
 from disagg.engines.model.architectures.base import Architecture
+from disagg.engines.model.architectures.experts import BIASES
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
 from disagg.planning.refusals import refusal
@@ -89,6 +90,12 @@ def layers_of(config: Any, folder: Path, whole: str = "") -> tuple[LayerProfile,
     if not layers:
         raise cannot_be_served("none of its layers keeps anything between tokens")
     return layers
+
+
+def float32_weights(model_type: str) -> tuple[str, ...]:
+    """Endings of the weights that mlx-lm's model keeps in float32 whatever its dtype: the biases by which experts are
+    chosen, since rounded ones choose others, and what transformers keeps."""
+    return (*BIASES, *ARCHITECTURES.get(model_type, _PLAIN).float32)
 
 
 def mlx_module(model_type: str) -> str:

@@ -87,8 +87,10 @@ def _no_index(config: Config, layer: int) -> None:
     return None
 
 
-def _nothing_else(config: Config) -> Mapping[str, Any]:
-    return {}
+def _layers_without_experts(config: Config) -> Mapping[str, Any]:
+    """How many layers come before the first one with experts: of several types transformers reads no such number."""
+    kinds = list(getattr(config, "mlp_layer_types", None) or ())
+    return {"first_k_dense_replace": [*kinds, "sparse"].index("sparse")} if kinds else {}
 
 
 def _shares_kv(config: Config) -> str:
@@ -141,9 +143,10 @@ class Architecture:
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     latent_epsilon: what mlx-lm normalises latent vectors with.
+    float32: endings of weights that transformers keeps in float32 whatever the model's dtype, in mlx-lm's names.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. mlx_module: the name of mlx-lm's
-    module, if it is not the model type's. mlx_arguments: keys that mlx-lm reads, if config.json has them in another
-    form or not at all. cache_argument: what transformers' model calls its cache.
+    module, if it is not the model type's. mlx_arguments: what mlx-lm reads in place of what config.json has for these
+    keys, or has not. cache_argument: what transformers' model calls its cache.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
@@ -155,9 +158,10 @@ class Architecture:
     wire_index: ToIndex = _as_they_are
     split: Refusal = _shares_kv
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
+    float32: tuple[str, ...] = ()
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
     mlx_module: str = ""
-    mlx_arguments: Callable[[Config], Mapping[str, Any]] = _nothing_else
+    mlx_arguments: Callable[[Config], Mapping[str, Any]] = _layers_without_experts
     cache_argument: str = "past_key_values"
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:

@@ -45,11 +45,19 @@ def _in_other_words(config: Config) -> Mapping[str, Any]:
     return {"head_dim": head_dim(config), "is_moe_layer": [kind == "sparse" for kind in config.mlp_layer_types]}
 
 
+def _pattern(config: Config) -> Mapping[str, Any]:
+    """exaone4: the width of heads, and a letter for each layer. Of layers of one kind mlx-lm takes none; their windows
+    and ropes are set from the reference then."""
+    kinds = list(config.layer_types)
+    letters = "".join("L" if kind == "sliding_attention" else "G" for kind in kinds)
+    return {"head_dim": head_dim(config), "sliding_window_pattern": letters if len(set(kinds)) > 1 else None}
+
+
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
 
 ARCHITECTURES = {
     "cohere2": _SLIDING_ROPE,
-    "exaone4": _SLIDING_ROPE,
+    "exaone4": replace(_SLIDING_ROPE, mlx_arguments=_pattern),
     "exaone_moe": replace(_SLIDING_ROPE, mlx_arguments=_in_other_words),
     "afmoe": _SLIDING_ROPE,
     "mimo_v2_flash": Architecture(kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}),

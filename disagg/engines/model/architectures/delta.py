@@ -86,6 +86,11 @@ def _rope_if_based(config: Config, layer: int, kind: str) -> Rope | None:
     return plain_rope(config, layer, kind) if (config.rope_parameters or {}).get("rope_theta") else None
 
 
+def _width_of_linear_heads(config: Config) -> Mapping[str, Any]:
+    """bailing_hybrid: transformers has the width of what rotates under the name of the width of heads."""
+    return {"head_dim": config.linear_head_dim}
+
+
 def with_norms_of_the_hub(model_class: MLXModel) -> MLXModel:
     """mlx-lm's olmo_hybrid Model, as a class that also takes the hub's names of two norms, which mlx-lm 0.32 does not
     know."""
@@ -120,6 +125,8 @@ ARCHITECTURES = {
         rope=latent_rope,
         wire_states=kimi_delta_states,
         wire_values=pairs_together,
+        float32=("A_log", "dt_bias"),
+        mlx_arguments=_width_of_linear_heads,
     ),
     "olmo_hybrid": Architecture(
         kinds={"linear_attention": split_delta},

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, MLXModel
+from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, LoadedByTransformers, MLXModel
+
+BIASES: Final = ("e_score_correction_bias", "expert_bias")
+"""The last names of the biases by which experts are chosen, in both frameworks."""
+ROUNDED: Final = ("afmoe", "kimi_linear", "minimax_m2")
+"""Model types of which transformers 5.23 rounds these biases to the model's dtype; of all others it does not, nor do
+vLLM and mlx-lm of any."""
 
 
 def with_float_experts(model_class: MLXModel) -> MLXModel:
@@ -61,10 +67,36 @@ def with_expert_bias(model_class: MLXModel) -> MLXModel:
     return Ernie45Moe
 
 
+def with_any_head(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's qwen3_vl_moe Model, as a class that also reads a checkpoint whose head is the embeddings."""
+
+    class Qwen3VLMoe(model_class):
+        def sanitize(self, weights: Mapping[str, Any]) -> Any:
+            if any("lm_head." in name for name in weights):
+                return super().sanitize(weights)
+            nested = not any(name.startswith("model.") for name in weights)
+            head = "language_model.lm_head.weight" if nested else "lm_head.weight"
+            embeddings = next(array for name, array in weights.items() if name.endswith("embed_tokens.weight"))
+            named = super().sanitize({head: embeddings, **weights})
+            return {name: array for name, array in named.items() if "lm_head." not in name}
+
+    return Qwen3VLMoe
+
+
 ARCHITECTURES = {
     "gpt_oss": Architecture(mlx_model=with_float_experts),
-    "ernie4_5_moe": Architecture(mlx_model=with_expert_bias),
+    "ernie4_5_moe": Architecture(float32=("mlp.gate.weight",), mlx_model=with_expert_bias),
+    "qwen3_vl_moe": Architecture(mlx_model=with_any_head),
 }
+
+
+def unrounded_biases(loaded: LoadedByTransformers) -> list[PreflightFinding]:
+    """Report the biases by which experts are chosen that are float32 in a model of another dtype."""
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    if loaded.text_config.model_type not in ROUNDED or dtype == "float32":
+        return []
+    detail = f"transformers rounds the biases by which experts are chosen to {dtype}; float32 here"
+    return [PreflightFinding("experts", "patched", detail)]
 
 
 def biased_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:

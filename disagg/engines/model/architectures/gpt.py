@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, head_dim
+from disagg.engines.model.architectures.base import (
+    Architecture,
+    Config,
+    LoadedByMLX,
+    MLXModel,
+    full,
+    head_dim,
+    no_rope,
+)
 from disagg.engines.model.profile import Rope
 from disagg.engines.model.rope import reference_rope
 
@@ -16,6 +26,11 @@ def _rope_of_gptj(config: Config, layer: int, kind: str) -> Rope | None:
     """Its base is not in its configuration."""
     width = int(config.rotary_dim or head_dim(config))
     return reference_rope({"rope_theta": 10000.0}, width, int(config.max_position_embeddings))
+
+
+def _one_head_or_all(config: Config) -> LayerLayout:
+    """Whatever num_key_value_heads is."""
+    return replace(full(config), kv_heads=1 if config.multi_query else int(config.num_attention_heads))
 
 
 def without_prefix(model_class: MLXModel) -> MLXModel:
@@ -28,8 +43,27 @@ def without_prefix(model_class: MLXModel) -> MLXModel:
     return GPT2
 
 
+def with_heads_apart(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's gpt_bigcode Model, as a class that splits what one projection computes into queries, keys and values as
+    transformers does if there is not only one head of keys: head by head."""
+    from mlx import core as mx
+
+    class GPTBigCode(model_class):
+        def sanitize(self, weights: Mapping[str, Any]) -> Any:
+            def ordered(name: str, array: Any) -> Any:
+                if self.args.multi_query or ".c_attn." not in name:
+                    return array
+                return mx.contiguous(mx.unflatten(array, 0, (self.args.n_head, 3, -1)).swapaxes(0, 1).flatten(0, 2))
+
+            weights = {name: ordered(name, array) for name, array in weights.items()}
+            return super().sanitize(weights) if hasattr(model_class, "sanitize") else weights
+
+    return GPTBigCode
+
+
 ARCHITECTURES = {
-    "gpt2": Architecture(mlx_model=without_prefix),
+    "gpt2": Architecture(rope=no_rope, mlx_model=without_prefix),
+    "gpt_bigcode": Architecture(kinds={"full_attention": _one_head_or_all}, rope=no_rope, mlx_model=with_heads_apart),
     "gptj": Architecture(rope=_rope_of_gptj),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from disagg.api.layout import LayerLayout
 from disagg.engines.model.architectures.base import (
@@ -29,6 +31,10 @@ def convolved(config: Config) -> Convolved:
     return Convolved(((int(config.hidden_size), 1),))
 
 
+def _width(config: Config) -> Mapping[str, Any]:
+    return {"block_dim": config.hidden_size}
+
+
 _LFM2 = Architecture(kinds={"conv": convolution}, wire_states=convolution_states, convolved=convolved)
 
-ARCHITECTURES = {"lfm2": _LFM2, "lfm2_moe": _LFM2}
+ARCHITECTURES = {"lfm2": replace(_LFM2, mlx_arguments=_width), "lfm2_moe": _LFM2}

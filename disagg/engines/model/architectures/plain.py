@@ -1,5 +1,5 @@
-"""Windows and rotary embeddings that a checkpoint's configuration states and mlx-lm does not compute, of any model; and
-queries that vLLM does not scale.
+"""Windows and rotary embeddings that a checkpoint's configuration states and a framework does not compute, of any
+model; and queries that vLLM does not scale.
 
 Which side is right follows from the configuration: the reference has what it states (`profile.ModelProfile`).
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import LoadedByMLX, ReadByVLLM, layer_kinds
+from disagg.engines.model.architectures.base import LoadedByMLX, LoadedByTransformers, ReadByVLLM, layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
 from disagg.planning.refusals import rope_type
 
@@ -39,14 +39,13 @@ def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
     if len(loaded.measured) != len(loaded.reference.layers):
         return []
     numbers = _numbers(loaded.text_config)
-    changing = _changes_with_prompt(loaded.text_config)
     counts: Counter[str] = Counter()
     for layer, parent, name, rope in loaded.ropes:
         number = numbers.get(layer, len(loaded.measured))
         if number >= len(loaded.measured) or loaded.measured[number].rope is None:
             continue
         want, have = loaded.reference.layers[number].rope, loaded.measured[number].rope
-        if differences := [*rope_differences(want, have, loaded.reference.source, "mlx-lm"), *changing]:
+        if differences := list(rope_differences(want, have, loaded.reference.source, "mlx-lm")):
             parent[name] = _rotation(want, traditional=bool(getattr(rope, "traditional", False)))
             counts.update(differences)
     return [
@@ -55,11 +54,20 @@ def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
     ]
 
 
-def _changes_with_prompt(config: Any) -> list[str]:
-    """mlx-lm 0.32 computes the frequencies of a dynamic rope for each length, and fails on several in one batch."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    changing = rope_type(parameters) == "dynamic" and not parameters.get("alpha")
-    return ["mlx-lm changes its frequencies with the length of the prompt"] if changing else []
+def untruncated_ropes(loaded: LoadedByTransformers) -> list[PreflightFinding]:
+    """Set the frequencies of a YaRN with `truncate: false` that is stated for one kind of layers: transformers 5.23
+    reads this key only if it is stated for all."""
+    config, kinds = loaded.text_config, layer_kinds(loaded.text_config)
+    found = []
+    for kind, parameters in (getattr(config, "rope_parameters", None) or {}).items():
+        if kind not in kinds or rope_type(parameters) != "yarn" or parameters.get("truncate", True):
+            continue
+        if (rope := architecture_of(config).rope(config, kinds.index(kind), kind)) is not None:
+            frequencies = getattr(loaded.model.get_decoder().rotary_emb, f"{kind}_inv_freq")
+            frequencies.copy_(frequencies.new_tensor(rope.inv_freq))
+            detail = f"on layers of {kind} transformers ignores truncate = false; set from the reference"
+            found.append(PreflightFinding("rope", "patched", detail))
+    return found
 
 
 def _numbers(config: Any) -> dict[int, int]:

@@ -78,7 +78,7 @@ PATCHED: Mapping[str, dict[str, Any]] = {
         **SPECIAL_LAYERS["gemma3n"],
         "text_config": {
             **SPECIAL_LAYERS["gemma3n"]["text_config"],
-            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_scaling": {**_YARN, "truncate": False},
         },
     },
     "glm": {"architectures": ["GlmForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.5},
