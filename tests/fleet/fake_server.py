@@ -200,7 +200,8 @@ def drain() -> None:
 
 def main() -> None:
     if behaviour == "crash":
-        entry = {"level": "error", "code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
+        error = {"code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
+        entry = {"level": "error", "event": "start_failed", **error}
         sys.stderr.write(json.dumps(entry) + "\n")
         sys.exit(1)
     if behaviour == "die":

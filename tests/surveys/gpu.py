@@ -4,7 +4,7 @@
 
 A tiny random model of each type is computed on the GPU and handed over to mlx-lm on the CPU, in one process. In
 float32 every answer must be the token that either framework gives alone; in bfloat16 and float16 the differences must
-be within what `disagg verify` allows. --served: real servers instead, as the table's rows have them, with splits.
+be within what `disagg verify` allows. --served: real servers instead, as the table's rows have them, but for splits.
 
 Prints a line for each type: the verdict, the largest difference of log-probabilities (in half precision the KL), and
 what the page says if that is something else. Ends with 1 if an answer is wrong, or fails in another way than on the
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -97,14 +97,15 @@ def outcome(task: Task, folder: Path) -> tuple[str, str]:
     if task.name not in known() and not other_models.has_text_class(task.name):
         return f"{FAILS}: transformers has no class for its text part alone", ""
     try:
-        make(known()[task.name] if task.name in known() else other_models.tiny(task.name), folder / "model")
+        entry = known()[task.name] if task.name in known() else other_models.tiny(task.name)
+        make(entry, folder / "model")
     except Exception as error:  # noqa: BLE001 - the row says which
         return (
             f"{FAILS}: transformers cannot build a tiny model: {type(error).__name__}: {short(str(error), folder)}",
             "",
         )
     try:
-        return _served(task, folder) if task.served else _handed_over(task, folder)
+        return _served(task, entry, folder) if task.served else _handed_over(task, folder)
     except DisaggError as error:
         return failure(error, folder / "model"), ""
     except Exception as error:  # noqa: BLE001 - the row says which
@@ -146,16 +147,15 @@ def _in_half_precision(pair: Any, dtype: DType) -> tuple[str, str]:
     return (f"near ({dtype})" if good else "**differs**"), figures
 
 
-def _served(task: Task, folder: Path) -> tuple[str, str]:
+def _served(task: Task, entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     """By a prefill server on the device and a decode server on the CPU."""
     from tests import tiny_models
-    from tests.engines.architectures.configs.rewrite import PREFIXES
+    from tests.engines.architectures.pairs import has_other_parts
     from tests.fleets import running, write_hosts
     from tests.surveys import architectures
 
     prefill = {"chunk_tokens": 48, "device": task.device}
-    entry = known()[task.name]
-    if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
+    if has_other_parts(entry):  # the same weights, which transformers loads as they are
         tiny_models.make_from(entry["text_config"], folder / "text")
     with running(write_hosts(folder, {"m": folder / "model"}, prefill=prefill), forks=False) as fleet:
         prompts = asyncio.run(architectures.answered_by_mlx(fleet))

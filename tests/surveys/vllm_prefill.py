@@ -74,6 +74,7 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4},
     "mimo_v2_flash": {"num_key_value_heads": 1},
     "minicpm3": {"v_head_dim": 32},
+    "mistral4": {"qk_nope_head_dim": 64},
     "olmoe": {"rms_norm_eps": 1e-5, "norm_topk_prob": False},
 }
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from disagg.api.verify import HostsReport, PairReport, RunComparison, SplitComparison, VerifyBounds, VerifyReport
 from disagg.cli.views.items import plain_table
+from disagg.config import MIN_TOLERANCE
 from disagg.units import size
 from disagg.verify.compare import audit_tolerance
 
@@ -119,7 +120,8 @@ def _audit(deviation: float | None) -> list[Text]:
     if deviation is None:
         return []
     setting = f"engine.kv_audit_tolerance = {audit_tolerance(deviation):g}"
-    found = Text(f"audit: the KV differs by {100 * deviation:.2g} % of the bound; four times that: {setting}")
+    bound = f"{100 * deviation:.2g} % of the bound; four times that, {MIN_TOLERANCE} at least"
+    found = Text(f"audit: the KV differs by {bound}: {setting}")
     found.stylize("" if deviation <= 1 else "yellow")
     return [found]
 

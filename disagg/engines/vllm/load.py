@@ -253,6 +253,8 @@ def _hint(text: str) -> str:
         return "raise kv_cache_memory_bytes or lower context"
     if "memory" in text:
         return "lower kv_cache_memory_bytes or context, or use smaller weights"
+    if "no module named" in text or "but it was not found in your environment" in text:
+        return "install it in the environment of vLLM, or use the engine transformers for this model"
     return "see the server's log; `vllm serve` with the same model shows the same error"
 
 

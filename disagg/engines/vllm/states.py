@@ -69,12 +69,13 @@ class StatePages:
     def detect(self, block: int) -> None:
         """Find out the order from the state of a prompt of one token. ModelError if it is none that is known."""
         inputs, matrices = self._read(block, transposed=False)
+        # Whatever this rank sees: in Mamba 1 the others wait for its part of the product.
+        product = None if matrices is None else self._product(inputs[-1])
         if inputs[:-1].any() or not inputs[-1].any():
             raise ModelError(f"vLLM's states of {self.name} hold inputs in an unknown order", _HINT)
-        if matrices is None:
+        if product is None:
             self.transposed = False
             return
-        product = self._product(inputs[-1])
         for transposed in (False, True):
             matrices = self._read(block, transposed=transposed).matrices
             assert matrices is not None

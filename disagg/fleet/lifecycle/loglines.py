@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, FleetError
+from disagg.extras import install
 from disagg.fleet.machine.machine import last_lines
 
 _FATAL = "Fatal Python error"  # faulthandler's first line, before the traces of all threads
@@ -48,6 +49,23 @@ def end_of_run(lines: Sequence[str]) -> str:
     printed = _after_last_entry(own)
     fatal = [line for line in printed if line.startswith(_FATAL)]
     return last_plain_line(fatal or printed)
+
+
+def failure_of_start(host: str, lines: Sequence[str]) -> DisaggError | None:
+    """Why the last run did not start; None if its log does not state that. One that logged nothing, but was printed
+    about, never ran disagg."""
+    own = since_start(lines)
+    if failed_to_start(own):
+        return last_error(own)
+    words = "" if any(entry(line) is not None for line in own) else last_plain_line(own)
+    return FleetError(words, hint_of_start(host, words)) if words else None
+
+
+def hint_of_start(host: str, words: str) -> str:
+    """What to do about a start that ended with these words of a Python."""
+    if "No module named 'disagg'" in words:
+        return f"with the pip of that Python: {install('server')}"
+    return f"disagg logs --host {host}"
 
 
 def _after_last_entry(lines: Sequence[str]) -> Sequence[str]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable, StartFailed
-from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_start
+from disagg.fleet.lifecycle.loglines import hint_of_start, last_error, last_plain_line, since_start
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll_host
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
@@ -232,12 +232,12 @@ def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
 
 def start_failed(name: str, lines: Sequence[str]) -> StartFailed:
     """Why a server exited: the last error it logged, else the last line it printed."""
-    hint = f"disagg logs --host {name}"
     own = since_start(lines)
     if last_error(own) is None and not last_plain_line(own):  # just restarted: read the run before
         own = since_start(lines[: len(lines) - len(own)]) or own
     logged = last_error(own)
     if logged is not None:
-        return StartFailed(f"{name} did not start: {logged.message}", logged.hint or hint, log=own[-LAST_LINES:])
+        hint = logged.hint or hint_of_start(name, "")
+        return StartFailed(f"{name} did not start: {logged.message}", hint, log=own[-LAST_LINES:])
     words = last_plain_line(own) or "it printed nothing"
-    return StartFailed(f"{name} exited while starting: {words}", hint, log=own[-LAST_LINES:])
+    return StartFailed(f"{name} exited while starting: {words}", hint_of_start(name, words), log=own[-LAST_LINES:])

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from disagg.config import Fleet, Host, slug
-from disagg.errors import FleetError
+from disagg.errors import DisaggError, FleetError
 from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.changes.state_files import locked_file, reported, write_private
 from disagg.fleet.facts.paths import MODEL_LOGS
-from disagg.fleet.lifecycle.loglines import end_of_run
+from disagg.fleet.lifecycle.loglines import end_of_run, failure_of_start
 from disagg.fleet.machine import process as local
 from disagg.fleet.tokens.here import OwnTokens
 from disagg.token import state_folder
@@ -136,6 +136,10 @@ class State:
     def end_of_run(self, host: str) -> str:
         """Why the host's server has ended, by the log that `log_with_reason` names; empty if it states no reason."""
         return end_of_run(_tail(self.log_with_reason(host)))
+
+    def failed_start(self, host: str) -> DisaggError | None:
+        """Why the host's server could not start, by its log; None if it could when it was started last."""
+        return failure_of_start(host, _tail(self.log_file(host)))
 
     def log_with_reason(self, host: str) -> Path:
         """The file that has the last lines of the host's server: its log, or the one before if its log is empty. A log

@@ -60,9 +60,10 @@ def test_expandable_segments_are_refused_before_vllm_is_imported(name: str, sett
             "raise kv_cache_memory_bytes or lower context",
         ),
         (RuntimeError("CUDA out of memory."), "lower kv_cache_memory_bytes or context, or use smaller weights"),
+        (ImportError("X requires the timm library but it was not found in your environment."), "install it in the env"),
         (RuntimeError(""), "see the server's log"),
     ],
-    ids=["unsupported", "no KV", "too little KV", "memory", "without a text"],
+    ids=["unsupported", "no KV", "too little KV", "memory", "a library", "without a text"],
 )
 def test_what_vllm_fails_with_is_one_line_with_the_model_and_a_hint(error: Exception, hint: str) -> None:
     reason = (str(error).splitlines() or [repr(error)])[0]

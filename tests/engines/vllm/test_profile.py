@@ -22,6 +22,7 @@ from disagg.engines.vllm.profile import (
     of_ranks,
     require_angles,
     require_norms,
+    tie_of,
     turned_positions,
 )
 from disagg.errors import ModelError
@@ -109,6 +110,14 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_measured() -> None:
     assert of_ranks([], config, reference, NO_STATES, tied=None).architecture == "gemma3_text"
     with pytest.raises(ModelError, match="has 1e-06"):
         require_norms(NormEpsilons([1e-5], []), model)
+
+
+def test_a_head_that_is_a_copy_of_the_embeddings_is_right_whatever_config_json_states() -> None:
+    embeddings, longer = torch.rand(8, 4), torch.rand(9, 4)
+    assert tie_of(embeddings, [longer, embeddings]) is True
+    assert tie_of(torch.rand(8, 4), [embeddings]) is False
+    assert tie_of(embeddings.clone(), [embeddings]) is None
+    assert tie_of(torch.zeros(8, 2, dtype=torch.uint8), [embeddings]) is None
 
 
 @pytest.mark.parametrize(("wanted", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "")])

@@ -20,6 +20,19 @@ class Rotary:
         return 2.0 * torch.cat([angles.cos(), angles.sin()], -1)
 
 
+class LongRope:
+    """The same with two sets of frequencies."""
+
+    short_factor, long_factor, short_mscale, long_mscale = (1.0, 2.0), (4.0, 8.0), 1.5, 3.0
+
+    def __init__(self, *, use_long_rope: bool) -> None:
+        self.use_long_rope = use_long_rope
+
+    def _compute_cos_sin_cache(self, positions: int, factors: tuple[float, ...], scale: float) -> torch.Tensor:
+        angles = torch.arange(positions)[:, None] / torch.tensor(factors)
+        return scale * torch.cat([angles.cos(), angles.sin()], -1)
+
+
 SHARED = SimpleNamespace(inv_freq=torch.tensor([1.0, 0.25]), attention_scaling=1.5)
 """transformers' rotary module, which vLLM runs as it is for models that it has no class for."""
 OF_KINDS = SimpleNamespace(
@@ -34,6 +47,8 @@ OF_KINDS = SimpleNamespace(
     ("attention", "shared", "found"),
     [
         ({"rotary_emb": Rotary()}, [], ((1.0, 0.5), 2.0)),
+        ({"rotary_emb": LongRope(use_long_rope=False)}, [], ((1.0, 0.5), 1.5)),
+        ({"rotary_emb": LongRope(use_long_rope=True)}, [], ((0.25, 0.125), 3.0)),
         ({"rotary_emb": None}, [], None),
         ({"rotary_emb": None}, [SHARED], None),
         ({"rotary_emb": Rotary(), "use_rope": False}, [], None),
@@ -60,6 +75,12 @@ def test_the_rope_of_a_layer_is_that_of_the_module_that_it_uses(
         assert rope is None
     else:
         assert rope is not None and rope.inv_freq == pytest.approx(found[0]) and rope.scale == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize("module", [SimpleNamespace(), Rotary])
+def test_a_rotary_module_that_cannot_be_measured_is_refused(module: Any) -> None:
+    with pytest.raises(ModelError, match="of vLLM cannot be measured"):
+        rope_of(SimpleNamespace(rotary_emb=module), [])
 
 
 class TurnsHeads:

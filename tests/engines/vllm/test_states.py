@@ -37,6 +37,7 @@ class Module:
     def __init__(self, name: str, *, by_channel: bool = False, keys_first: bool = False) -> None:
         self.layer, self.parts = of(name)
         self._by_channel, self._keys_first = by_channel, keys_first
+        self.transforms = 0  # to which the ranks come together
         inputs, *matrices = rank_shapes(self.layer.states, self.parts, 1)
         shapes = [inputs[::-1] if by_channel else inputs, *matrices]
         self.kv_cache = [torch.randn(BLOCKS, *shape) for shape in shapes]
@@ -48,6 +49,7 @@ class Module:
 
     def _ssm_transform(self, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A time step for each channel, and what its vectors are written and read with, which are the same here."""
+        self.transforms += 1
         projected = convolved @ self.x_proj.weight.T
         return self._steps[:, None], projected, projected
 
@@ -119,6 +121,14 @@ def test_inputs_in_another_order_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match="hold inputs in an unknown order"):
         pages.detect(BLOCK)
     assert pages.transposed is None
+
+
+def test_a_rank_of_mamba_1_that_refuses_its_inputs_computes_what_the_others_wait_for() -> None:
+    module = Module("falcon_mamba")
+    module.put(torch.zeros_like(module.kv_cache[0][BLOCK]), None)
+    with pytest.raises(ModelError, match="hold inputs in an unknown order"):
+        module.pages().detect(BLOCK)
+    assert module.transforms == 1
 
 
 @pytest.mark.parametrize("name", ["kimi_linear", "nemotron_h", "falcon_mamba"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.lifecycle.loglines import end_of_run
+from disagg.fleet.lifecycle.loglines import end_of_run, failure_of_start
 
 STARTING = '{"level": "info", "event": "starting"}'
 READY = '{"level": "info", "event": "ready"}'
@@ -31,3 +31,22 @@ ERROR = '{"level": "error", "event": "start_failed", "message": "no such model"}
 )
 def test_the_end_of_a_server_is_explained_by_its_last_run_alone(lines: list[str], reason: str) -> None:
     assert end_of_run(lines) == reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason", "hint"),
+    [
+        ([], "", ""),
+        ([STARTING, READY, STOPPED], "", ""),
+        ([STARTING, "UserWarning: a library's", STOPPED], "", ""),
+        ([STARTING, STOPPED, ERROR], "no such model", ""),
+        ([STARTING, ERROR, STARTING, READY, STOPPED], "", ""),
+        (["python: not found"], "python: not found", "disagg logs --host a"),
+        (["ModuleNotFoundError: No module named 'disagg'"], "No module named 'disagg'", "pip install '.[server]'"),
+    ],
+)
+def test_why_a_server_did_not_start_is_in_its_log(lines: list[str], reason: str, hint: str) -> None:
+    failure = failure_of_start("a", lines)
+    assert (failure is not None) is bool(reason)
+    if failure is not None:
+        assert reason in failure.message and hint in failure.hint

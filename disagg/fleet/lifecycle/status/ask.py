@@ -126,6 +126,10 @@ class _Here:
         return record.pid, runs, "" if runs else self.state.end_of_run(self.host.name)
 
     @property
+    def failed_start(self) -> DisaggError | None:
+        return self.state.failed_start(self.host.name) if self.host.server_kind.spawned else None
+
+    @property
     def on_mac(self) -> bool:
         return os.uname().sysname == "Darwin"
 

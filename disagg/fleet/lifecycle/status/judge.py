@@ -88,6 +88,11 @@ class Here(Protocol):
         ...
 
     @property
+    def failed_start(self) -> DisaggError | None:
+        """Why the server could not start when this machine started it last; None if it could."""
+        ...
+
+    @property
     def on_mac(self) -> bool: ...
 
 
@@ -236,10 +241,17 @@ class _Case:
                 return self._is("foreign", why, self._free_port())
             return self._is("silent", why, self._command("restart"))
         if isinstance(error, ConnectionRefusedError):
-            return self._is("not running", f"nothing listens on {at}", self._command("start"))
+            return self._stopped(at)
         if isinstance(error, TimeoutError) and error.errno is None:
             return self._is("unreachable", f"{at} {in_time}", self._network_hint(None))
         return self._is("unreachable", f"{at}: {error.strerror or error}", self._network_hint(error.errno))
+
+    def _stopped(self, at: str) -> HostStatus:
+        start, failure = self._command("start"), self.here.failed_start
+        if failure is None:
+            return self._is("not running", f"nothing listens on {at}", start)
+        hint = f"{failure.hint}; then: {start}" if failure.hint else start
+        return self._is("failed", f"it did not start: {failure.message}", hint)
 
     def _network_hint(self, code: int | None) -> str:
         ping = f"ping {self.host.address}"

@@ -47,7 +47,7 @@ _GEMMA3N = {
 }
 _YARN = {
     "type": "yarn",
-    "factor": 4.0,
+    "factor": 8.0,  # positions for every prompt, as published ones have
     "original_max_position_embeddings": 256,
     "beta_fast": 32,
     "beta_slow": 1,

@@ -82,6 +82,18 @@ def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm) 
     assert states(farm)["a"].hint == "disagg start --host a"
 
 
+def test_a_server_that_did_not_start_says_why_until_it_is_started_again(farm: Farm) -> None:
+    farm.behaviour["a"] = "crash"
+    farm.lifecycle.start(["a"])
+    a = states(farm)["a"]
+    assert (a.state, a.why) == ("failed", "it did not start: no weights in /models/x")
+    assert a.hint == "fetch them; then: disagg start --host a"
+    farm.behaviour.clear()
+    farm.lifecycle.start(["a"])
+    farm.lifecycle.stop(["a"])
+    assert states(farm)["a"].state == "not running"
+
+
 def test_after_an_end_on_a_full_disk_the_log_with_the_reason_is_named(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid = present(farm.state.recorded("a")).pid

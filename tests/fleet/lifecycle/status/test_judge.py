@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import FleetError
+from disagg.errors import DisaggError, FleetError, ModelError
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout
 from disagg.fleet.lifecycle.status.judge import Asked, judge
 from tests.fleet.facts.fixture_facts import spark
@@ -23,6 +23,7 @@ class Known:
     """What this machine knows beside the answer."""
 
     process: tuple[int, bool, str] | None = None
+    failed_start: DisaggError | None = None
     stop_other: str = ""
     holder: str = ": a program"
     on_mac: bool = False
@@ -45,6 +46,13 @@ class Known:
         ),
         (LOCAL, {"error": ConnectionRefusedError()}, {"process": (7, False, "")}, "failed", "was killed: no reason in"),
         (LOCAL, {"error": ConnectionRefusedError()}, {}, "not running", "nothing listens on"),
+        (
+            LOCAL,
+            {"error": ConnectionRefusedError()},
+            {"failed_start": ModelError("no weights", "fetch them")},
+            "failed",
+            "it did not start: no weights",
+        ),
         (LOCAL, {"error": ReplyTimeout()}, {}, "foreign", "did not answer within 3 s: a program"),
         ({}, {"error": ReplyTimeout()}, {"holder": ""}, "silent", "accepts connections, but did not answer within 3 s"),
         ({}, {"error": TimeoutError()}, {}, "unreachable", "did not answer within 3 s"),
