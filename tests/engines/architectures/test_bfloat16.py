@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -11,10 +12,13 @@ import numpy
 import pytest
 import torch
 from mlx.utils import tree_flatten
+from mlx_lm.models.gemma3_text import RMSNorm
 from safetensors.torch import load_file
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from disagg.config import EngineOptions
 from disagg.engines.mlx.load import load
+from disagg.engines.model.architectures.gemma import unrounded_norms
 from disagg.engines.model.reference import Reference
 from disagg.engines.transformers.load import load_model
 from disagg.verify.compare import NOISE, EngineRun, compare, within
@@ -78,6 +82,25 @@ def test_biases_by_which_experts_are_chosen_are_rounded_in_neither_framework(nam
     )
     ours = [value for name, one in by_mlx if name.endswith(BIASES) for value in one.tolist()]
     assert wanted and sorted(wanted) == sorted(theirs) == sorted(ours)
+
+
+def test_gemmas_norms_are_those_of_transformers_if_the_model_is_not_float32() -> None:
+    weight, inputs = torch.randn(64).bfloat16(), torch.randn(200, 64).bfloat16()
+    theirs = Gemma3RMSNorm(64)
+    theirs.weight.data = weight
+    ours = RMSNorm(64, eps=theirs.eps)
+    ours.weight = mx.array(weight.float().numpy()).astype(mx.bfloat16)
+    loaded: Any = SimpleNamespace(modules=lambda kind: [ours] if kind is RMSNorm else [])
+
+    def differing() -> float:
+        computed = ours(mx.array(inputs.float().numpy()).astype(mx.bfloat16)).astype(mx.float32)
+        return float((torch.tensor(computed.tolist()) != theirs(inputs).float()).float().mean())
+
+    assert differing() > 0.1
+    (found,) = unrounded_norms(loaded)
+    assert (found.component, found.status) == ("norms", "patched")
+    assert differing() < 0.01
+    assert not unrounded_norms(loaded)
 
 
 def test_real_servers_count_float32_states_among_the_bytes_of_a_transfer(

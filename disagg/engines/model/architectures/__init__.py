@@ -9,7 +9,7 @@ latent       latent attention: deepseek, glm4_moe_lite
 indexed      sparse attention: deepseek_v32, glm_moe_dsa
 llama4       attention within chunks of the prompt
 cohere       rotation on sliding layers only, or twice the heads: cohere2, exaone4, afmoe, mimo_v2_flash
-gemma        gemma2's masks; streams beside the hidden state: gemma3n
+gemma        gemma2's masks; streams beside the hidden state: gemma3n; norms of gemma, gemma2 and gemma3
 experts      mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
 activations  activation functions
 gpt          positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj

@@ -1,4 +1,5 @@
-"""gemma2, whose attention mlx-lm computes itself, and gemma3n: several streams beside the hidden state."""
+"""gemma2, whose attention mlx-lm computes itself, and gemma3n: several streams beside the hidden state. And norms whose
+weights are stored without the 1 that is added to them."""
 
 from __future__ import annotations
 
@@ -29,6 +30,36 @@ ARCHITECTURES = {
     "gemma4_unified_text": Architecture(mlx_arguments=_without_inputs_per_layer),
     "gemma3n_text": Architecture(split=_several_streams),
 }
+
+
+def unrounded_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Normalise with 1 + weight in float32, as transformers, vLLM and the models' own code do. mlx-lm 0.32 rounds the
+    sum to the model's dtype. Of six tiny gemma3 models in bfloat16 the mean divergence from float32 was 0.027 with
+    rounded sums and 0.019 without; that of transformers was 0.016."""
+    from mlx import core as mx
+    from mlx_lm.models import gemma, gemma2, gemma3_text
+
+    norms = [one for module in (gemma, gemma2, gemma3_text) for one in loaded.modules(module.RMSNorm)]
+    rounded = [norm for norm in norms if norm.weight.dtype != mx.float32]
+    for norm in rounded:
+        norm.weight = 1.0 + norm.weight.astype(mx.float32)
+        norm.__class__ = _norm_in_float32()
+    detail = f"mlx-lm rounds 1 + weight of {len(rounded)} norms; float32 here"
+    return [PreflightFinding("norms", "patched", detail)] if rounded else []
+
+
+@cache
+def _norm_in_float32() -> Any:
+    from mlx import core as mx
+    from mlx import nn
+
+    class NormInFloat32(nn.Module):
+        """Its weight has the 1 in it."""
+
+        def __call__(self, x: Any) -> Any:
+            return mx.fast.rms_norm(x, self.weight, self.eps).astype(x.dtype)
+
+    return NormInFloat32
 
 
 def masks_of_several(loaded: LoadedByMLX) -> list[PreflightFinding]:
