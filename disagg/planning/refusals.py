@@ -263,6 +263,11 @@ def _not_normalised(config: Config) -> str:
     return "" if stated else "transformers ignores norm_topk_prob = false, which mlx-lm applies"
 
 
+def _always_normalised(config: Config) -> str:
+    stated = getattr(config, "norm_topk_prob", True)
+    return "" if stated else "mlx-lm ignores norm_topk_prob = false, which transformers applies"
+
+
 def _scaled_attention(config: Config) -> str:
     if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
         return "mlx-lm ignores how its config.json scales attention"
@@ -314,6 +319,7 @@ _OF_INDEXERS: Final = ("index_n_heads", "index_topk", "max_position_embeddings",
 _OF_ATTENTION: Final = ("scale_attn_by_inverse_layer_idx", "scale_attn_weights")
 
 RULES: Final[Mapping[str, Rule]] = {
+    "bailing_hybrid": (("norm_topk_prob",), _always_normalised),
     "cohere2": (("hidden_size", "num_attention_heads", "head_dim"), _heads_as_wide_as_the_model),
     "deepseek_v32": (_OF_INDEXERS, _indexers),
     "gemma2": (("attn_logit_softcapping", "final_logit_softcapping"), _without_caps),

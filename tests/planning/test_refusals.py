@@ -54,6 +54,8 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
         (config("lfm2_moe", layer_types=["conv", "conv"]), "none of its layers has attention"),
         (config("mamba2", time_step_limit=(0.0, float("inf"))), ""),
         (config("mamba2", time_step_limit=(0.0, 0.1)), "transformers limits its time steps in prompts"),
+        (config("bailing_hybrid", norm_topk_prob=False), "mlx-lm ignores norm_topk_prob = false"),
+        (config("bailing_hybrid", norm_topk_prob=True), ""),
         (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
         (config("qwen3_vl_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
         (config("phi3", rope_parameters={"type": "dynamic"}), ""),
