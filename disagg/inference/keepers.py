@@ -50,7 +50,7 @@ class Keepers:
         if not names:
             raise RequestError(f"none of these hosts has {model.name}", "leave out --host and the like")
         raise RequestError(
-            f"{model.name} is not loaded and unloaded on demand: it always is on {names}",
+            f"{model.name} is not loaded and unloaded on demand: {names} always has it",
             f'in hosts.toml, write models = ["{model.name}"] and ports = "8100-8131" instead of model',
         )
 

@@ -114,7 +114,7 @@ async def test_a_model_of_a_host_with_one_is_always_loaded_and_its_files_are_not
 ) -> None:
     async with keeping(READY) as (client, _), gateway(client) as http:
         answer = await http.request(method, path, json=body)
-    assert answer.status_code == 400 and "it always is on old" in answer.text and "models = " in answer.text
+    assert answer.status_code == 400 and "old always has it" in answer.text and "models = " in answer.text
 
 
 async def test_a_pull_says_how_far_each_host_is_and_ends_with_success() -> None:
