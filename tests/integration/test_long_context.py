@@ -31,7 +31,7 @@ def test_gpt_oss_with_yarn_is_exact_at_6000_tokens(tmp_path: Path) -> None:
         fleet.client() as client,
     ):
         answers = [
-            client.generate("m", tokens=tokens, cache_salt="handed over", **options),
+            client.generate("m", tokens=tokens, cache_salt="handed over", local_prefill=False, split="off", **options),
             # From the KV that it has just computed: transformers' answer to it.
             client.generate("m", tokens=tokens, alone="prefill", cache_salt="handed over", **options),
             client.generate("m", tokens=tokens, alone="decode", cache_salt="decode", **options),

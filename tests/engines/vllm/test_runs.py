@@ -190,7 +190,7 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
     monkeypatch.setattr(load, "require_version", lambda: "0.32.0")
     monkeypatch.setattr(load, "read", lambda reference, options: (ReadByVLLM(config, "cpu"), []))
     monkeypatch.setattr(load, "make", lambda path, context, options, to_read: vllm)
-    monkeypatch.setattr(profile, "measure", lambda engine, reference: replace(reference, source="vllm"))
+    monkeypatch.setattr(profile, "measure", lambda engine, reference, _: replace(reference, source="vllm"))
     monkeypatch.setattr(profile, "weight_bytes", lambda engine: 0)
     options = EngineOptions("vllm", device="cpu", tensor_parallel=4, kv_cache_memory_bytes=100)
     with monkeypatch.context() as while_made:

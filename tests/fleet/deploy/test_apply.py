@@ -197,7 +197,7 @@ def change_everything(site: Site, number: int) -> None:
     site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
     site.declared = ("anyio>=4", f"httpx>=0.{number}")
     site.token, site.replace_token = f"another-token-for-tests-{number}", True
-    (site.folder / "fleet/weights/config.json").write_text(f'{{"number": {number}}}')
+    (site.folder / "fleet/weights/config.json").write_text(f'{{"model_type": "llama", "number": {number}}}')
 
 
 STEPS = ["prepare", "requirements", "environment", "model", "adopt", "token", "release", "check", "switch", "tidy"]
@@ -226,7 +226,7 @@ def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(d
         assert repaired.error is None, name
         assert repaired.plan is not None and deployed.current() == repaired.plan.release != old
         model = Path(deployed.fleet_on_host().models["tiny"].sources["transformers"])
-        assert json.loads((model / "config.json").read_text()) == {"number": number}
+        assert json.loads((model / "config.json").read_text()) == {"model_type": "llama", "number": number}
         there = {path.name for path in deployed.own.iterdir()}
         assert there == {"current", "logs", "previous", "releases", "running", "token"}, name
     assert deployed.deploy().result == "unchanged"
