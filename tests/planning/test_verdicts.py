@@ -91,8 +91,9 @@ def test_values_of_another_form_than_the_rules_expect_are_judged_when_the_model_
 @pytest.mark.parametrize(
     ("config", "device", "ranks", "state"),
     [
-        ({"model_type": "qwen3_next"}, "cpu", 1, "refused"),
-        ({"model_type": "qwen3_next"}, "auto", 1, "unknown"),
+        ({"model_type": "qwen3_next"}, "cpu", 1, "near"),
+        ({"model_type": "olmo_hybrid"}, "cpu", 1, "refused"),
+        ({"model_type": "olmo_hybrid"}, "auto", 1, "unknown"),
         ({"model_type": "ernie4_5_moe"}, "cpu", 1, "refused"),
         ({"model_type": "ernie4_5_moe"}, "cuda", 1, "unknown"),
         ({"model_type": "minicpm3"}, "cuda", 1, "refused"),

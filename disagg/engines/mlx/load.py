@@ -36,7 +36,7 @@ from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
 from disagg.engines.model.architectures import architecture_of, float32_weights, mlx_model, mlx_module
-from disagg.engines.model.architectures.base import LoadedByMLX, Patch
+from disagg.engines.model.architectures.base import LoadedByMLX, Patch, head_dim
 from disagg.engines.model.architectures.weights import with_stated_weights
 from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import EngineInfo, Reference
@@ -170,10 +170,11 @@ def load(
 
 def stated_defaults(reference: Reference) -> dict[str, Any]:
     """Numbers, words and flags of transformers' configuration of the text model."""
-    stated = reference.text_config.to_dict()
+    config, stated = reference.text_config, reference.text_config.to_dict()
     stated = {"rope_theta": (stated.get("rope_parameters") or {}).get("rope_theta"), **stated}
     plain = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)}
-    return {"rope_scaling": None, **plain}
+    of_heads = "num_attention_heads" in plain and "kv_lora_rank" not in plain
+    return {"rope_scaling": None, **({"head_dim": head_dim(config)} if of_heads else {}), **plain}
 
 
 def stated_arguments(reference: Reference) -> dict[str, Any]:
@@ -183,14 +184,15 @@ def stated_arguments(reference: Reference) -> dict[str, Any]:
     own = (reference.config.get("text_config") or reference.config).get("layer_types") or ()
     known = {"full_attention", "sliding_attention"}.issuperset([*kinds, *own])
     layers = {"layer_types": _Kinds(kinds)} if known else {}
-    return {**layers, **architecture_of(reference.text_config).mlx_arguments(reference.text_config)}
+    own_words = architecture_of(reference.text_config).mlx_arguments(reference.text_config)
+    return layers | {key: _Kinds(one) if isinstance(one, list) else one for key, one in own_words.items()}
 
 
-class _Kinds(list[str]):
+class _Kinds(list[Any]):
     """Kinds of layers, in which mlx-lm's models look for the first of each kind, for its mask. If there is none of a
     kind, no layer uses its mask."""
 
-    def index(self, kind: str, *bounds: Any) -> int:
+    def index(self, kind: Any, *bounds: Any) -> int:
         return super().index(kind, *bounds) if kind in self else 0
 
     def __getitem__(self, at: Any) -> Any:

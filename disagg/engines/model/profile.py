@@ -137,10 +137,12 @@ def require(findings: Iterable[PreflightFinding]) -> None:
 
 def cannot_compute(framework: str, error: Exception) -> ModelError:
     """That a framework fails on one token. Which error it raises depends on the architecture."""
-    said = first_line(error)
-    why = f"it does not take what config.json states, or leaves out ({said})"
-    if re.search(r"shape|size|dimension|broadcast", said):
-        why = "sizes in config.json do not fit together"
+    sizes = re.search(r"shape|size|dimension|broadcast", first_line(error))
+    why = (
+        "sizes in config.json do not fit together"
+        if sizes
+        else "it does not take what config.json states, or leaves out"
+    )
     hint = "compare config.json with the model's original, or use another model"
     return ModelError(f"{framework} cannot compute a token with this model: {why}", hint)
 

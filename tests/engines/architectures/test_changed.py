@@ -21,6 +21,8 @@ CHANGED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "a rope that mlx-lm computes for longer prompts only": ("gpt_oss", {"rope_scaling": DYNAMIC}),
     "a rope of a model that has none": ("gpt2", {"rope_scaling": YARN}),
     "a number of dense layers that transformers does not read": ("glm4_moe_lite", {"first_k_dense_replace": 2}),
+    "kinds of layers that mlx-lm reads as numbers": ("mimo_v2_flash", {"layer_types": ["full_attention"] * 4}),
+    "no width of heads, which mlx-lm wants": ("glm4_moe", {"head_dim": None}),
     "a number of heads that multi_query contradicts": ("gpt_bigcode", {"multi_query": False}),
     "a width of heads that transformers has under two names": ("bailing_hybrid", {"head_dim": None}),
 }

@@ -46,11 +46,19 @@ def _in_other_words(config: Config) -> Mapping[str, Any]:
 
 
 def _pattern(config: Config) -> Mapping[str, Any]:
-    """exaone4: the width of heads, and a letter for each layer. Of layers of one kind mlx-lm takes none; their windows
-    and ropes are set from the reference then."""
+    """exaone4: a letter for each layer. Of layers of one kind mlx-lm takes none; their windows and ropes are set from
+    the reference then."""
     kinds = list(config.layer_types)
     letters = "".join("L" if kind == "sliding_attention" else "G" for kind in kinds)
-    return {"head_dim": head_dim(config), "sliding_window_pattern": letters if len(set(kinds)) > 1 else None}
+    return {"sliding_window_pattern": letters if len(set(kinds)) > 1 else None}
+
+
+def _in_numbers(config: Config) -> Mapping[str, Any]:
+    """mimo_v2_flash: which layers slide, and which have experts."""
+    return {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config.layer_types],
+        "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
+    }
 
 
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
@@ -60,7 +68,9 @@ ARCHITECTURES = {
     "exaone4": replace(_SLIDING_ROPE, mlx_arguments=_pattern),
     "exaone_moe": replace(_SLIDING_ROPE, mlx_arguments=_in_other_words),
     "afmoe": _SLIDING_ROPE,
-    "mimo_v2_flash": Architecture(kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}),
+    "mimo_v2_flash": Architecture(
+        kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}, mlx_arguments=_in_numbers
+    ),
 }
 
 
