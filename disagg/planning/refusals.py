@@ -233,24 +233,8 @@ def activation(name: object) -> str:
 # One model type
 
 
-def _other_model(config: Config) -> str:
-    return "mlx-lm has another model of this name, MiniMax-M2"
-
-
-def _other_weights(config: Config) -> str:
-    return "mlx-lm reads the weights of its authors' program, which have other names and norms than transformers'"
-
-
-def _blocks_of_tokens(config: Config) -> str:
-    return "its layers attend to blocks of tokens that an indexer chooses, whose keys are not handed over"
-
-
-def _states_in_the_model(config: Config) -> str:
-    return "transformers keeps the states of one prompt at a time, in the model itself"
-
-
-def _twice_the_latents(config: Config) -> str:
-    return "each of its layers keeps latent vectors twice, which are not handed over"
+def _always(why: str) -> Callable[[Config], str]:
+    return lambda config: why
 
 
 def _one_expert(config: Config) -> str:
@@ -330,15 +314,23 @@ RULES: Final[Mapping[str, Rule]] = {
     "kimi_linear": (("num_experts_per_tok", "norm_topk_prob"), _one_expert),
     "lfm2": (("layer_types", "full_attn_idxs"), _without_attention),
     "lfm2_moe": (("layer_types", "full_attn_idxs"), _without_attention),
-    "longcat_flash": ((), _twice_the_latents),
+    "longcat_flash": ((), _always("each of its layers keeps latent vectors twice, which are not handed over")),
     "mamba2": (("time_step_limit",), _limited_time_steps),
     "minicpm3": (("hidden_size", "num_attention_heads", "v_head_dim"), _own_width_of_values),
-    "minimax": ((), _other_model),
-    "minimax_m3_vl_text": ((), _blocks_of_tokens),
-    "nanochat": ((), _other_weights),
+    "minimax": ((), _always("mlx-lm has another model of this name, MiniMax-M2")),
+    "minimax_m3_vl_text": (
+        (),
+        _always("its layers attend to blocks of tokens that an indexer chooses, whose keys are not handed over"),
+    ),
+    "nanochat": (
+        (),
+        _always(
+            "mlx-lm reads the weights of its authors' program, which have other names and norms than transformers'"
+        ),
+    ),
     "qwen3_5_moe_text": (("norm_topk_prob",), _not_normalised),
     "qwen3_vl_moe_text": (("norm_topk_prob",), _not_normalised),
-    "recurrent_gemma": ((), _states_in_the_model),
+    "recurrent_gemma": ((), _always("transformers keeps the states of one prompt at a time, in the model itself")),
 }
 
 

@@ -173,8 +173,9 @@ def stated_defaults(reference: Reference) -> dict[str, Any]:
     config, stated = reference.text_config, reference.text_config.to_dict()
     stated = {"rope_theta": (stated.get("rope_parameters") or {}).get("rope_theta"), **stated}
     plain = {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)}
-    of_heads = "num_attention_heads" in plain and "kv_lora_rank" not in plain
-    return {"rope_scaling": None, **({"head_dim": head_dim(config)} if of_heads else {}), **plain}
+    if "num_attention_heads" in plain and "kv_lora_rank" not in plain and not hasattr(type(config), "head_dim"):
+        plain["head_dim"] = head_dim(config)
+    return {"rope_scaling": None, **plain}
 
 
 def stated_arguments(reference: Reference) -> dict[str, Any]:
@@ -390,9 +391,8 @@ def _in_words(error: BaseException) -> str:
             return found.expand(words).replace("'", "")
     if isinstance(error, KeyError):
         return f"neither config.json nor the weights have {text.strip(chr(39))}"
-    said = text if isinstance(error, ValueError | ImportError | NotImplementedError) else ""
-    said = said if len(said) <= 300 else said[:297] + "..."
-    return "it does not take what config.json states" + (f": {said}" if said else ", or leaves out")
+    by_author = isinstance(error, ValueError | AssertionError | ImportError | NotImplementedError)
+    return "it does not take what config.json states" + (f": {text[:300]}" if text and by_author else ", or leaves out")
 
 
 def _text_type(config: Mapping[str, Any]) -> str:
