@@ -54,6 +54,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     _mlx("the same, of other layers", "mamba jamba olmo_hybrid", mamba.states_of_shorter_prompts),
     _torch("states of earlier chunks forgotten", "mamba falcon_mamba jamba", mamba.states_of_earlier_chunks),
     _mlx("1 + weight of norms rounded, unless in float32", "", gemma.unrounded_norms),
+    _mlx("root of the width rounded, unless in bfloat16", "gemma3_text_wide", gemma.unrounded_scales),
     _mlx("time steps limited", "granitemoehybrid", mamba.unlimited_time_steps),
     _mlx(
         "all groups of a Mamba layer normalised at once",

@@ -9,7 +9,7 @@ from tests.engines.architectures.configs.layers import SPECIAL_LAYERS
 from tests.engines.architectures.configs.parts import LATENT
 from tests.engines.architectures.configs.plain import PLAIN
 from tests.engines.architectures.configs.states import WITH_STATES
-from tests.tiny_models import WINDOW
+from tests.tiny_models import ARCHITECTURES, WINDOW
 
 _YARN = {
     "rope_type": "yarn",
@@ -32,6 +32,7 @@ PATCHED: Mapping[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
     },
+    "gemma3_text_wide": {**ARCHITECTURES["gemma3_text"], "hidden_size": 96},  # whose root bfloat16 does not hold
     "olmo3": {
         "architectures": ["Olmo3ForCausalLM"],
         "num_hidden_layers": 4,
