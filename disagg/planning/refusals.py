@@ -208,7 +208,21 @@ def _ropes(config: Config) -> Iterator[Mapping[str, Any]]:
         yield from nested or [parameters]
 
 
-_EVERY: Final = (_decoder_alone, _one_direction, _known_latents, _fixed_ropes)
+def _enough_experts(config: Config) -> str:
+    """If the chosen groups of experts have fewer than each token gets, each framework takes others."""
+    groups = _whole(config, "n_group", "num_expert_group")
+    chosen, experts = _whole(config, "topk_group"), _whole(config, "n_routed_experts", "num_experts")
+    count, each = chosen * experts // (groups or 1), _whole(config, "num_experts_per_tok")
+    few = groups > 1 and 0 < count < each
+    return f"each token has {each} experts, and the groups that are chosen have {count} together" if few else ""
+
+
+def _whole(config: Config, *names: str) -> int:
+    """The first of these that is a whole number; 0 if none is."""
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), 0)
+
+
+_EVERY: Final = (_decoder_alone, _one_direction, _known_latents, _fixed_ropes, _enough_experts)
 
 
 def _activation(config: Config, defaults: Config) -> str:
@@ -245,6 +259,14 @@ def _one_expert(config: Config) -> str:
 def _not_normalised(config: Config) -> str:
     stated = getattr(config, "norm_topk_prob", True)
     return "" if stated else "transformers ignores norm_topk_prob = false, which mlx-lm applies"
+
+
+def _experts_of_qwen3_vl(config: Config) -> str:
+    if config.hidden_size == 2 * config.moe_intermediate_size:
+        return (
+            "transformers cannot tell the sides of its experts' weights if hidden_size is twice moe_intermediate_size"
+        )
+    return _not_normalised(config)
 
 
 def _always_normalised(config: Config) -> str:
@@ -329,7 +351,7 @@ RULES: Final[Mapping[str, Rule]] = {
         ),
     ),
     "qwen3_5_moe_text": (("norm_topk_prob",), _not_normalised),
-    "qwen3_vl_moe_text": (("norm_topk_prob",), _not_normalised),
+    "qwen3_vl_moe_text": (("norm_topk_prob", "hidden_size", "moe_intermediate_size"), _experts_of_qwen3_vl),
     "recurrent_gemma": ((), _always("transformers keeps the states of one prompt at a time, in the model itself")),
 }
 

@@ -57,7 +57,20 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
         (config("bailing_hybrid", norm_topk_prob=False), "mlx-lm ignores norm_topk_prob = false"),
         (config("bailing_hybrid", norm_topk_prob=True), ""),
         (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
-        (config("qwen3_vl_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
+        (
+            config("qwen3_vl_moe_text", norm_topk_prob=False, hidden_size=64, moe_intermediate_size=48),
+            "transformers ignores norm_topk_prob = false",
+        ),
+        (
+            config("qwen3_vl_moe_text", hidden_size=96, moe_intermediate_size=48),
+            "transformers cannot tell the sides of its experts' weights",
+        ),
+        (config("deepseek_v3", n_group=2, topk_group=1, n_routed_experts=4, num_experts_per_tok=2), ""),
+        (
+            config("deepseek_v3", n_group=2, topk_group=1, n_routed_experts=4, num_experts_per_tok=3),
+            "each token has 3 experts, and the groups that are chosen have 2",
+        ),
+        (config("kimi_linear", num_expert_group=1, num_experts=4, num_experts_per_tok=3, topk_group=1), ""),
         (config("phi3", rope_parameters={"type": "dynamic"}), ""),
         (config("jamba", rope_parameters={"type": "spiral"}), ""),
         (

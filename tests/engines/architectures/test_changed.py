@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.surveys.fuzz import outcome
+from tests.surveys.fuzz import changed_once, near, outcome
 from tests.surveys.tables import known
 
 pytestmark = pytest.mark.slow
@@ -40,3 +40,9 @@ def test_a_multimodal_mixture_whose_head_is_the_embeddings_is_served(tmp_path: P
     text = {**entry["text_config"], "tie_word_embeddings": True}
     tied = {**entry, "tie_word_embeddings": True, "text_config": text}
     assert outcome(tied, tmp_path / "model", (2, 97)) == "exact"
+
+
+def test_one_changed_value_changes_both_frameworks_alike(tmp_path: Path) -> None:
+    entry = dict(changed_once(known()["bailing_hybrid"]))["rms_norm_eps = 0.001"]
+    assert entry["rms_norm_eps"] == 1e-3
+    assert outcome(entry, tmp_path / "model", compared=near) == "patched"

@@ -54,8 +54,9 @@ def _pattern(config: Config) -> Mapping[str, Any]:
 
 
 def _in_numbers(config: Config) -> Mapping[str, Any]:
-    """mimo_v2_flash: which layers slide, and which have experts."""
+    """mimo_v2_flash: which layers slide, and which have experts; and its epsilon by the name of published ones."""
     return {
+        "layernorm_epsilon": getattr(config, "layernorm_epsilon", config.rms_norm_eps),
         "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config.layer_types],
         "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
     }

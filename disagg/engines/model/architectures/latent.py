@@ -153,20 +153,25 @@ ARCHITECTURES = {
 }
 
 
+_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+
+
 def stated_epsilon(loaded: LoadedByTransformers) -> list[PreflightFinding]:
-    """Normalise glm4_moe_lite's latent vectors with the epsilon of config.json, as mlx-lm and vLLM do. transformers
-    5.23 has 1e-6."""
-    if loaded.text_config.model_type != "glm4_moe_lite":
+    """Normalise with the epsilon of config.json, as mlx-lm and vLLM do. transformers 5.23 has 1e-6 for the latent
+    vectors of glm4_moe_lite and bailing_hybrid, and does not read mimo_v2_flash's layernorm_epsilon."""
+    config, modules = loaded.text_config, list(loaded.model.modules())
+    if config.model_type in ("glm4_moe_lite", "bailing_hybrid"):
+        norms = [norm for part in modules for name in _LATENT_NORMS if (norm := getattr(part, name, None)) is not None]
+        key = "rms_norm_eps"
+    elif config.model_type == "mimo_v2_flash" and hasattr(config, "layernorm_epsilon"):
+        norms, key = [part for part in modules if hasattr(part, "variance_epsilon")], "layernorm_epsilon"
+    else:
         return []
-    stated = float(loaded.text_config.rms_norm_eps)
-    names = ("q_a_layernorm", "kv_a_layernorm")
-    norms = [
-        norm for part in loaded.model.modules() for name in names if (norm := getattr(part, name, None)) is not None
-    ]
+    stated = float(getattr(config, key))
     wrong = [norm for norm in norms if norm.variance_epsilon != stated]
     for norm in wrong:
         norm.variance_epsilon = stated
-    detail = f"{len(wrong)} norms of latent vectors in transformers ignore rms_norm_eps; applied"
+    detail = f"{len(wrong)} norms in transformers ignore {key}; applied"
     return [PreflightFinding("norms", "patched", detail)] if wrong else []
 
 

@@ -64,6 +64,11 @@ PATCHED: Mapping[str, dict[str, Any]] = {
         **SPECIAL_LAYERS["glm4_moe_lite"],
         "rms_norm_eps": 1e-3,
     },
+    "mimo_v2_flash_epsilon": {
+        "model_type": "mimo_v2_flash",
+        **SPECIAL_LAYERS["mimo_v2_flash"],
+        "layernorm_epsilon": 1e-3,
+    },
     "qwen3_windowed": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
