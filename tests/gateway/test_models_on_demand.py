@@ -196,8 +196,11 @@ def test_a_key_that_may_not_load_gets_what_others_have_loaded_until_an_answer_is
         def state() -> str:
             return str(http.get("/v1/models/llama").json()["state"])
 
-        http.post("/api/generate", json={"model": "llama", "keep_alive": 0})  # another test may have left it loaded
-        wait_until(lambda: state() == "asleep", what="it is unloaded")
+        def unloaded() -> bool:
+            http.post("/api/generate", json={"model": "llama", "keep_alive": 0})  # another test may be loading it
+            return state() == "asleep"
+
+        wait_until(unloaded, what="it is unloaded")
         refused = ask(guest)
         assert refused.status_code == 403 and "may not load llama" in refused.json()["error"]["message"]
 

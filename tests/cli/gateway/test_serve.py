@@ -60,8 +60,9 @@ def test_a_gateway_makes_a_certificate_prints_its_fingerprint_and_is_asked_by_ht
     options = ["--tls-self-signed", "--cors-origin", PAGE, "--keep-responses", "3"]
     with served_gateway(config, options=options) as gateway:
         assert gateway.url.startswith("https://")
-        wait_until(lambda: "certificate" in gateway.log.read_text(), 60, "its certificate")
-        line = present(re.search(r"TLS certificate: (\S+), SHA-256 ([0-9A-F:]{95})\n", gateway.log.read_text()))
+        printed = re.compile(r"TLS certificate: (\S+), SHA-256 ([0-9A-F:]{95})\n")
+        wait_until(lambda: printed.search(gateway.log.read_text()), 60, "its certificate")
+        line = present(printed.search(gateway.log.read_text()))
         trusted = ssl.create_default_context(cafile=line[1])
         with httpx.Client(base_url=gateway.url, verify=trusted, trust_env=False, headers={"origin": PAGE}) as http:
             answer = http.get("/v1/models")
