@@ -18,7 +18,6 @@ from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
     LoadedByMLX,
-    LoadedByTransformers,
     MLXModel,
     Tensor,
 )
@@ -151,28 +150,6 @@ ARCHITECTURES = {
     "deepseek_v2": replace(_AS_IN_MLX, mlx_model=with_latents, latent_epsilon=_always),
     "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always),
 }
-
-
-_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
-
-
-def stated_epsilon(loaded: LoadedByTransformers) -> list[PreflightFinding]:
-    """Normalise with the epsilon of config.json, as mlx-lm and vLLM do. transformers 5.23 has 1e-6 for the latent
-    vectors of glm4_moe_lite and bailing_hybrid, and does not read mimo_v2_flash's layernorm_epsilon."""
-    config, modules = loaded.text_config, list(loaded.model.modules())
-    if config.model_type in ("glm4_moe_lite", "bailing_hybrid"):
-        norms = [norm for part in modules for name in _LATENT_NORMS if (norm := getattr(part, name, None)) is not None]
-        key = "rms_norm_eps"
-    elif config.model_type == "mimo_v2_flash" and hasattr(config, "layernorm_epsilon"):
-        norms, key = [part for part in modules if hasattr(part, "variance_epsilon")], "layernorm_epsilon"
-    else:
-        return []
-    stated = float(getattr(config, key))
-    wrong = [norm for norm in norms if norm.variance_epsilon != stated]
-    for norm in wrong:
-        norm.variance_epsilon = stated
-    detail = f"{len(wrong)} norms in transformers ignore {key}; applied"
-    return [PreflightFinding("norms", "patched", detail)] if wrong else []
 
 
 def halves_rotated(loaded: LoadedByMLX) -> list[PreflightFinding]:

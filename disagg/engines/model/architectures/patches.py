@@ -73,7 +73,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     _mlx("output heads and biases other than the checkpoint has (the same)", "", weights.stated_weights),
     _torch("embeddings that are the output head not tied (the same)", "", weights.tied_heads),
     _torch("biases by which experts are chosen rounded (the same)", "", experts.unrounded_biases),
-    _torch("epsilons ignored", "glm4_moe_lite_epsilon mimo_v2_flash_epsilon", latent.stated_epsilon),
+    _torch("epsilons ignored", "glm4_moe_lite_epsilon mimo_v2_flash_epsilon", plain.stated_epsilon),
     _mlx("keys and values of heads kept in place of latent vectors (the same)", "", latent.kept_latents),
     _vllm("windows longer by one", "cohere2", cohere.shorter_windows),
     _vllm("queries of far tokens not scaled", "ministral3", plain.scaled_queries),

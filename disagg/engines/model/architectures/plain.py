@@ -1,5 +1,5 @@
-"""Windows and rotary embeddings that a checkpoint's configuration states and a framework does not compute, of any
-model; and queries that vLLM does not scale.
+"""Windows, rotary embeddings and epsilons that a checkpoint's configuration states and a framework does not compute, of
+any model; and queries that vLLM does not scale.
 
 Which side is right follows from the configuration: the reference has what it states (`profile.ModelProfile`).
 """
@@ -183,3 +183,25 @@ def _windowed(model_class: Any, windows: Mapping[int, int | None]) -> Any:
             return list(made)
 
     return WindowedModel
+
+
+_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+
+
+def stated_epsilon(loaded: LoadedByTransformers) -> list[PreflightFinding]:
+    """Normalise with the epsilon of config.json, as mlx-lm and vLLM do. transformers 5.23 has 1e-6 for the latent
+    vectors of glm4_moe_lite and bailing_hybrid, and does not read mimo_v2_flash's layernorm_epsilon."""
+    config, modules = loaded.text_config, list(loaded.model.modules())
+    if config.model_type in ("glm4_moe_lite", "bailing_hybrid"):
+        norms = [norm for part in modules for name in _LATENT_NORMS if (norm := getattr(part, name, None)) is not None]
+        key = "rms_norm_eps"
+    elif config.model_type == "mimo_v2_flash" and hasattr(config, "layernorm_epsilon"):
+        norms, key = [part for part in modules if hasattr(part, "variance_epsilon")], "layernorm_epsilon"
+    else:
+        return []
+    stated = float(getattr(config, key))
+    wrong = [norm for norm in norms if norm.variance_epsilon != stated]
+    for norm in wrong:
+        norm.variance_epsilon = stated
+    detail = f"{len(wrong)} norms in transformers ignore {key}; applied"
+    return [PreflightFinding("norms", "patched", detail)] if wrong else []
